@@ -1,0 +1,7 @@
+"""python -m fiberdp: the command line."""
+
+import sys
+
+from fiberdp.cli import main
+
+sys.exit(main())

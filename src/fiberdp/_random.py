@@ -1,0 +1,260 @@
+"""Every random number of a run, addressed: AES-256 in counter mode, indexed by (stream, step, position).
+
+    block_j = AES-256_key( stream : 2 bytes | step : 6 bytes | j : 8 bytes ),   big-endian, j = 0, 1, ...
+    word_i  = half i mod 2 of block_{i // 2}, 64 bits, little-endian
+
+Nothing is consumed in order, so any slice [start, stop) of any step can be drawn by whoever needs it (a
+resumed run, a rank, a micro-batch, a block-wise update) and is the same slice.  Normals are Box-Muller in
+float64, in segments of 2S elements, S = 512; with a_p = word p and b_p = word S + p of the segment, p < S,
+
+    u_p     = |a_p or 1| / 2**63      a midpoint of 2**62 equal cells of (0, 1): never 0, so |z| reaches 9.34
+    phi_p   = pi b_p / 2**63          words are read signed: phi in [-pi, pi)
+    z_p     = sqrt(-2 log u_p) cos(phi_p)
+    z_{S+p} = sqrt(-2 log u_p) sin(phi_p)
+
+A 24-bit u would end the tail at 5.8 standard deviations, which a small delta notices.  On one kind of machine
+the normals are equal to the last bit for any slicing and any number of threads; between kinds (another
+vector library) the words are equal and the normals agree to about 1e-15.
+
+Guarantee: with `Keys.secret()` the words cannot be told from independent fair bits without the key, as long
+as AES-256 is a good block cipher.  `Keys.seeded` is reproducible, and private against nobody who can guess
+the seed.  A (stream, step) must be read through only one of `bits`, `uniform`, `normal` and `seed`: they are
+readings of the same words, so two of them are dependent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+from fiberdp._validate import choice, count, interval
+
+# Written into every saved run: a number never changes its meaning.
+STREAMS: dict[str, int] = {"data": 1, "noise": 2, "model": 3, "audit": 4, "receipt": 5}
+
+_S = 512  # pairs in a segment; changing it changes every seeded run
+_CHUNK = 256  # segments worked on at a time: 7 MiB of scratch stay in cache, and threads meet rarely
+_ZEROS = bytes(1 << 16)  # plaintext of the counter mode, small enough to stay in the nearest cache
+_MAX_STEP, _MAX_STOP = 2**48, 2**62
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The 32 bytes that decide every random number of a run.
+
+    kind: "secret" (from the operating system) or "seeded" (from an integer that others may know).
+    The repr leaves the bytes out.
+
+    >>> Keys.seeded(0)
+    Keys(kind='seeded')
+    >>> Keys.from_json(Keys.seeded(0).to_json()) == Keys.seeded(0) != Keys.seeded(1)
+    True
+    """
+
+    key: bytes = field(repr=False)
+    kind: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, bytes) or len(self.key) != 32:
+            raise ValueError("key: must be 32 bytes, the key length of AES-256. Use Keys.secret().")
+        choice("kind", self.kind, ("secret", "seeded"))
+
+    @classmethod
+    def secret(cls) -> Keys:
+        """Fresh keys from the operating system: the only ones under which a run is private."""
+        return cls(os.urandom(32), "secret")
+
+    @classmethod
+    def seeded(cls, seed: int) -> Keys:
+        """Reproducible keys, SHA-256 of a label and `seed`; who knows the seed can subtract the noise."""
+        count("seed", seed, low=0, why="A seed is a whole number, so that it can be written in a record.")
+        return cls(hashlib.sha256(b"fiberdp seeded keys 1:%d" % seed).digest(), "seeded")
+
+    def to_json(self) -> dict[str, str]:
+        """The keys themselves, in hex: for the secret resume folder and nowhere else."""
+        return {"kind": self.kind, "key": self.key.hex()}
+
+    @classmethod
+    def from_json(cls, d: dict[str, str]) -> Keys:
+        """Undo `to_json`.  Raises ValueError, without quoting the key, if `d` is anything else."""
+        try:
+            key, kind = bytes.fromhex(d["key"]), d["kind"]
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(
+                "keys: must hold 'kind' and 'key', 64 hex digits. Anything else is no AES-256 key. "
+                "Use what Keys.to_json wrote."
+            ) from None
+        return cls(key, kind)
+
+    def stream(self, name: str) -> Stream:
+        """The stream of that name; ValueError listing the names (`STREAMS`) if there is none."""
+        return Stream(self.key, choice("stream", name, tuple(STREAMS)))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One named sequence of random vectors, one vector a step.
+
+    step: 0 <= step < 2**48.  start, stop: positions, 0 <= start <= stop <= 2**62; ValueError otherwise.  An
+    empty slice is an empty tensor.  Threads may share a stream and a forked child draws the same numbers as
+    its parent: scratch memory belongs to one thread, and there is no other state.
+
+    >>> noise = Keys.seeded(0).stream("noise")
+    >>> whole = noise.normal(7, 0, 5000)
+    >>> torch.equal(whole[1000:3000], noise.normal(7, 1000, 3000))
+    True
+    >>> torch.equal(whole, noise.add_normal_(torch.zeros(5000), step=7, scale=1.0))
+    True
+    """
+
+    key: bytes = field(repr=False)
+    name: str
+
+    def bits(self, step: int, start: int, stop: int) -> Tensor:
+        """Words [start, stop) of this step: int64, all 64 bits random."""
+        _check(step, start, stop)
+        first = start // 2
+        buffer = bytearray(16 * ((stop + 1) // 2 - first) + 16)
+        words = _keystream(self._encryptor(step, first), buffer, len(buffer) - 16)
+        return words[start % 2 : start % 2 + stop - start]
+
+    def uniform(self, step: int, start: int, stop: int) -> Tensor:
+        """Uniform on the multiples of 2**-53 in [0, 1): float64, element i from the top 53 bits of word i."""
+        words = self.bits(step, start, stop)
+        return words.bitwise_right_shift_(11).bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
+
+    def normal(self, step: int, start: int, stop: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Independent N(0, 1) of elements [start, stop): computed in float64, rounded once to `dtype`."""
+        _check(step, start, stop)
+        _check_dtype(dtype)
+        out = torch.empty(stop - start, dtype=dtype, device="cpu")
+        for at, z in self._normals(step, start, stop, 1.0):
+            out[at : at + len(z)].copy_(z)
+        return out
+
+    def add_normal_(self, out: Tensor, *, step: int, scale: float, start: int = 0) -> Tensor:
+        """out += scale * z[start : start + len(out)], and return out.
+
+        out: [n], contiguous, float32 or float64, on any device (z is made on the CPU, the same for all).
+        scale: std of what is added, in the units of `out`, finite and >= 0; 0 leaves `out` alone.
+        scale * z is computed in float64 and rounded once to the dtype of `out`.  No temporary of size n.
+        """
+        if out.dim() != 1 or not out.is_contiguous():
+            raise ValueError(
+                f"out: shape {tuple(out.shape)}, strides {out.stride()}: must be one contiguous axis. "
+                "Positions in the stream are positions in memory. Flatten it first."
+            )
+        _check_dtype(out.dtype)
+        _check(step, start, start + len(out))
+        interval("scale", scale, 0, math.inf, open_high=True, why="It is the std of the noise.")
+        if scale == 0:
+            return out
+        for at, z in self._normals(step, start, start + len(out), scale):
+            part = out[at : at + len(z)]
+            if out.device.type != "cpu":
+                part.add_(z.to(out.dtype).to(out.device))
+            elif out.dtype == torch.float64:
+                part.add_(z)
+            else:  # adding float64 to float32 directly takes twice as long
+                part.add_(_scratch.rounded[: len(z)].copy_(z))
+        return out
+
+    def seed(self, step: int) -> int:
+        """A seed in [0, 2**63) for torch's own generators (dropout), from word 0 of this step."""
+        return int(self.bits(step, 0, 1)) & (2**63 - 1)
+
+    def _normals(self, step: int, start: int, stop: int, scale: float) -> Iterator[tuple[int, Tensor]]:
+        """Yield (at, scale * z[start + at : ...]) in float64, in order; each z is overwritten by the next.
+
+        Segments are computed whole, whatever part of them is asked for, so that an element always stands at
+        the same place of a vector register.  Where torch cuts the work between threads does not matter
+        either: log, cos and sin treat the ends of a piece as its middle (the tests check), the rest is exact.
+        """
+        if start == stop:
+            return
+        first, last = start // (2 * _S), -(-stop // (2 * _S))
+        _scratch.reserve(min(_CHUNK, last - first))
+        encryptor = self._encryptor(step, first * _S)
+        for segment in range(first, last, _CHUNK):
+            n = min(_CHUNK, last - segment)
+            words = _keystream(encryptor, _scratch.buffer, 16 * _S * n).view(n, 2, _S)
+            z = _box_muller(words, scale, _scratch.u[:n], _scratch.phi[:n], _scratch.z[:n]).view(-1)
+            base = segment * 2 * _S
+            low, high = max(start, base), min(stop, base + len(z))
+            yield low - start, z[low - base : high - base]
+
+    def _encryptor(self, step: int, block: int):
+        counter = STREAMS[self.name].to_bytes(2, "big") + step.to_bytes(6, "big") + block.to_bytes(8, "big")
+        return _encryptor(self.key, counter)
+
+
+def _encryptor(key: bytes, counter: bytes):
+    """AES in counter mode, beginning at this 16-byte counter block."""
+    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+
+
+def _keystream(encryptor, buffer: bytearray, size: int) -> Tensor:
+    """The next `size` bytes of keystream, written to `buffer` (16 bytes longer), as words that share it."""
+    view = memoryview(buffer)
+    for at in range(0, size, len(_ZEROS)):
+        zeros = _ZEROS if size - at >= len(_ZEROS) else bytes(size - at)
+        # update_into wants room for one block beyond what it writes
+        encryptor.update_into(zeros, view[at : at + len(zeros) + 16])
+    return torch.frombuffer(buffer, dtype=torch.int64)[: size // 8]
+
+
+def _box_muller(words: Tensor, scale: float, u: Tensor, phi: Tensor, z: Tensor) -> Tensor:
+    """Fill z [n, 2, S] from words [n, 2, S]; words[:, 0] is overwritten, u and phi [n, S] are scratch."""
+    u.copy_(words[:, 0].bitwise_or_(1)).abs_().mul_(2.0**-63)
+    radius = u.log_().mul_(-2.0).sqrt_().mul_(scale)
+    phi.copy_(words[:, 1]).mul_(math.pi * 2.0**-63)
+    torch.cos(phi, out=z[:, 0]).mul_(radius)
+    torch.sin(phi, out=z[:, 1]).mul_(radius)
+    return z
+
+
+class _Scratch(threading.local):
+    """Work memory of one thread, kept between calls: fresh pages would cost as much as the arithmetic."""
+
+    segments = 0
+
+    def reserve(self, segments: int) -> None:
+        if segments <= self.segments:
+            return
+        self.segments = segments
+        self.buffer = bytearray(16 * _S * segments + 16)
+        # tensors born in inference mode could not be written to outside it
+        with torch.inference_mode(False):
+            self.u, self.phi = torch.empty(2, segments, _S, dtype=torch.float64, device="cpu")
+            self.z = torch.empty(segments, 2, _S, dtype=torch.float64, device="cpu")
+            self.rounded = torch.empty(segments * 2 * _S, dtype=torch.float32, device="cpu")
+
+
+_scratch = _Scratch()
+
+
+def _check(step: int, start: int, stop: int) -> None:
+    count("step", step, low=0, why="A step is one vector of the stream.")
+    count("start", start, low=0, why="Positions in a step count from 0.")
+    count("stop", stop, low=start, why="A slice [start, stop) may not end before it starts.")
+    if step >= _MAX_STEP or stop > _MAX_STOP:
+        raise ValueError(
+            f"step={step}, stop={stop}: must be below 2**48 and at most 2**62. Beyond, the counter would run "
+            "into that of another vector. Use another key."
+        )
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"dtype={dtype}: must be torch.float32 or torch.float64. A shorter one rounds the noise to a "
+            "grid that the privacy proof does not know. Draw float32 and convert what is released."
+        )

@@ -1,0 +1,54 @@
+"""The command line: parse, call one function, print.  No logic, and no import of torch before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from fiberdp.cli import account, recipes, train
+
+# typer's own classes for "the command line is wrong"; it vendors click, so they are reached through its public subclass
+_USAGE_ERROR = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="fiberdp",
+    help="Differentially private training for PyTorch, with noise that is proved in every run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("recipes")(recipes.recipes)
+app.command("train")(train.train)
+app.command("account")(account.account)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from fiberdp._version import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code: 0, 2 for bad input, 1 for a failure.  Errors are one line on stderr."""
+    try:
+        result = app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="fiberdp", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except _USAGE_ERROR as error:
+        return _fail(error.format_message(), 2)  # pyright: ignore[reportAttributeAccessIssue]
+    except (ValueError, ImportError) as error:
+        return _fail(str(error), 2)
+    except OSError as error:
+        return _fail(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted: the run can be continued with --resume if it has an --out.", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"fiberdp: {' '.join(message.split())}", file=sys.stderr)
+    return code

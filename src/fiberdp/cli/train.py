@@ -1,0 +1,68 @@
+"""fiberdp train: one run of a recipe."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A name from `fiberdp recipes`.")],
+    method: Annotated[str, typer.Option(help="fiber, disk, dp-adamw, dp-sgd, …")] = "fiber",
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget; the recipe's if left out.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Failure probability; N**-1.1 if left out.")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder of Parquet files in the hub's layout (or FIBERDP_DATA).")] = None,
+    out: Annotated[str | None, typer.Option(help="Run directory; without it nothing is written.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Releases, instead of epochs.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Reproducible, and NOT private against who knows it.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its checkpoint.")] = False,
+    batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size.")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="C, the bound on one example's contribution.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    omega: Annotated[float | None, typer.Option(help="Innovation filter's gain, in (0, 1].")] = None,
+    kappa: Annotated[float | None, typer.Option(help="Two-point geometry (and DiSK's filter), in (0, 1).")] = None,
+    gamma: Annotated[float | None, typer.Option(help="How far the second point looks ahead.")] = None,
+    eps_v: Annotated[float | None, typer.Option(help="Floor of the corrected second moment.")] = None,
+    allow_extrapolation: Annotated[bool, typer.Option("--allow-extrapolation", help="Accept (1-kappa)/(kappa*gamma) > 1.")] = False,
+    sampling: Annotated[str, typer.Option(help="poisson, fixed_size or shuffle.")] = "poisson",
+    accountant: Annotated[str | None, typer.Option(help="pld, rdp or rdp-classic.")] = None,
+    engine: Annotated[str, typer.Option(help="vmap or loop; changes no result.")] = "vmap",
+    micro_batch_size: Annotated[int | None, typer.Option(help="Examples in memory at a time; changes no result.")] = None,
+    unaccounted: Annotated[bool, typer.Option("--unaccounted", help="Keep raw training statistics in resume/ (NOT private).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The record as one JSON document on stdout.")] = False,
+) -> None:
+    """Train a recipe under differential privacy, with the noise proved first."""
+    from fiberdp.cli.allocator import keep_freed_memory
+    from fiberdp.cli.progress import progress
+    from fiberdp.experiment import fit
+    from fiberdp.record import to_text
+
+    keep_freed_memory()
+    given = {"lr": lr, "omega": omega, "kappa": kappa, "gamma": gamma, "eps_v": eps_v, "allow_extrapolation": allow_extrapolation or None}
+    with progress(quiet=json) as reporter:
+        record = fit(
+            recipe, method=method, options={name: value for name, value in given.items() if value is not None},
+            epsilon=epsilon, delta=delta, clip_norm=clip_norm, batch_size=batch_size, epochs=epochs, steps=steps, sampling=sampling,
+            accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device, engine=engine,
+            micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
+        )  # fmt: skip
+    if json:
+        print(to_text(record))
+    else:
+        print(_summary(record, out))
+
+
+def _summary(record: dict, out: str | None) -> str:
+    privacy, receipt, result, timing = record["privacy"], record["receipt"], record["result"], record["timing"]
+    return (
+        f"({privacy['epsilon']:.4g}, {privacy['delta']:.3g})-DP, {privacy['relation'].replace('_', '-')}, by {privacy['accountant']} from the ledger of "
+        f"{privacy['steps']} steps ({privacy['sampling']} sampling, noise multiplier {privacy['noise_multiplier']:.4g}).\n"
+        f"Noise receipt: std is {receipt['std_ratio']:.4f} +- {receipt['standard_error']:.4f} of what is charged.\n"
+        f"Accuracy: test {result['test']:.4f}, held-out {result['heldout']:.4f} (outside epsilon), in {timing['seconds']:.0f} s at "
+        f"{timing['examples_per_second']:.0f} images/s.\n"
+        + ("Keys were derived from the seed: reproducible, not private against who knows it.\n" if record["keys"] == "seeded" else "")
+        + (f"Run directory: {out}" if out else "Nothing was kept: give --out DIR to keep the model, ledger and record.")
+    )

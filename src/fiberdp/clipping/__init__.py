@@ -1,0 +1,8 @@
+"""How one example's observation is bounded: norms in, factors out, and the sensitivity that follows."""
+
+from fiberdp.clipping.automatic import Automatic
+from fiberdp.clipping.flat import Flat
+
+CLIPS = {cls.name: cls for cls in (Flat, Automatic)}
+
+__all__ = ["CLIPS", "Automatic", "Flat"]

@@ -1,0 +1,56 @@
+"""The oracle: one example after the other, with plain autograd.  Slow, obvious, and what every other engine is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from fiberdp import _tree
+from fiberdp.engines.loss import Loss, random_state
+from fiberdp.engines.points import points
+from fiberdp.engines.sums import NORM_SLACK, Clip, Tap
+from fiberdp.flat import FlatParameters
+from fiberdp.types import ClippedSum, Probe
+
+
+class LoopEngine:
+    """Sum_i clip(Sum_k w_k grad f(theta_k; xi_i)) with one backward pass an example and point."""
+
+    name: ClassVar[str] = "loop"
+
+    def __init__(self, flat: FlatParameters, loss: Loss) -> None:
+        self.flat = flat
+        self.loss = loss
+
+    def micro_batch_size(self, row: Any, num_probes: int) -> int:
+        return 64
+
+    def clipped_sum(
+        self, probes: Sequence[Probe], d: torch.Tensor | None, batch: Any, clip: Clip, *,
+        seed: int, loss_scale: float = 1.0, tap: Tap | None = None,
+    ) -> ClippedSum:  # fmt: skip
+        """See `VmapEngine.clipped_sum`; the numbers are the same to rounding."""
+        theta = self.flat.theta.detach()
+        total = torch.zeros_like(theta)
+        where = points(theta, d, probes)
+        slack = 1 + NORM_SLACK[theta.dtype]
+        for i in range(_tree.rows(batch)):
+            example = _tree.take(batch, slice(i, i + 1))
+            u = torch.zeros_like(theta)
+            losses = []
+            for weight, point in where:
+                vector = point.clone().requires_grad_(True)
+                with random_state(seed + i, theta.device), torch.enable_grad():  # same dropout masks at every point
+                    value = self.loss.at(self.flat.views(vector), example, 1)[0]
+                    (gradient,) = torch.autograd.grad(value * loss_scale, vector)
+                u.add_(gradient, alpha=weight)
+                losses.append(value.detach())
+            norm = u.double().norm()
+            finite = bool(norm.isfinite())
+            if finite:
+                total.add_(u, alpha=float(clip.factors((norm * slack)[None])[0]))
+            if tap is not None:
+                tap(torch.stack(losses[:1]), norm[None])
+        return ClippedSum(total, clip.sensitivity)

@@ -1,0 +1,76 @@
+"""The user's model and loss as one function of a parameter dict, and the checks that make per-example gradients exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fiberdp import _tree
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+
+@contextmanager
+def random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """Run with torch's generators seeded (dropout, augmentation), and leave the caller's random state as it was."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+class Loss(nn.Module):
+    """loss_fn(module, batch) -> Tensor[b], one loss per example, callable with other parameters than the module's own."""
+
+    def __init__(self, module: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__()
+        self.module = module
+        self.loss_fn = loss_fn
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.loss_fn(self.module, batch)
+
+    def at(self, parameters: Mapping[str, Tensor], batch: Any, rows: int) -> Tensor:
+        """The losses of `batch` with these parameters.  Raises ValueError unless there is one per example."""
+        losses = functional_call(self, {f"module.{name}": p for name, p in parameters.items()}, (batch,))
+        if not isinstance(losses, Tensor) or losses.shape != (rows,):
+            got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"loss_fn returned {got} for {rows} examples: a tensor of shape ({rows},), one loss per example, is needed, because each "
+                "example's gradient is clipped on its own. Use reduction='none' and average over tokens within an example."
+            )
+        return losses
+
+
+def check_model(module: nn.Module) -> None:
+    """Raise ValueError for layers through which one example's gradient depends on others, or that no engine can clip."""
+    for name, layer in module.named_modules():
+        kind = type(layer).__name__
+        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+            raise ValueError(
+                f"layer {name} is {kind} in training mode: every example's loss may depend on that example only, and batch statistics mix "
+                "them, so clipping would bound nothing. Use GroupNorm, or freeze its statistics with .eval()."
+            )
+        if isinstance(layer, _InstanceNorm) and layer.training and layer.track_running_stats:
+            raise ValueError(
+                f"layer {name} is {kind} with track_running_stats=True: running statistics are computed from raw data without noise, so "
+                "they would leak. Use track_running_stats=False."
+            )
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse and layer.weight.requires_grad:
+            raise ValueError(
+                f"layer {name} is {kind} with sparse=True: a parameter must have dense gradients to be clipped and noised in every row. "
+                "Use sparse=False."
+            )
+
+
+def check_loss(loss: Loss, parameters: Mapping[str, Tensor], row: Any) -> None:
+    """Evaluate the loss once on two blank examples of the data's structure, so that a wrong loss_fn is refused at set-up."""
+    device = next(iter(parameters.values())).device
+    with torch.no_grad(), random_state(0, device):
+        loss.at(parameters, _tree.to(_tree.zeros(row, 2), device), 2)

@@ -1,0 +1,57 @@
+"""What every engine needs right: norms that are never too small, and factors that silence an example that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+BLOCK = 4096  # a float32 dot product over more than this loses digits, always downwards
+
+# Norms are inflated by this much, which covers every rounding between the true norm and the scaled gradient, so that a
+# clipped observation has norm <= C in exact arithmetic.
+NORM_SLACK = {torch.float64: 2.0**-46, torch.float32: 2.0**-20}
+
+Tap = Callable[[Tensor, Tensor], None]
+"""Receives (losses [b], norms [b]) of raw data: unaccounted, for the secret folder only."""
+
+
+class Clip(Protocol):
+    @property
+    def sensitivity(self) -> float: ...
+    def factors(self, norms: Tensor) -> Tensor: ...
+
+
+def squared_norms(gradient: Tensor) -> Tensor:
+    """||g_i||^2 over all but the first dimension, float64 [b], from [b, …]; float32 blocks, float64 between blocks.
+
+    Relative error below 1e-6 at any size (a plain float32 dot product of 2.4M entries is 1.8e-3 too small).
+    """
+    flat = gradient.flatten(1) if gradient.dim() > 1 else gradient.unsqueeze(1)
+    whole = flat.shape[1] // BLOCK * BLOCK
+    tail = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    if not whole:
+        return tail
+    blocks = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, BLOCK)), dim=2)
+    return blocks.double().square().sum(1) + tail
+
+
+def clipped_total(leaves: Iterable[tuple[slice, Tensor]], clip: Clip, out: Tensor) -> Tensor:
+    """out[where] += Sum_i factor_i u_i for each (where, u [b, …]); returns the norms ||u_i||, float64 [b].
+
+    An example whose norm is NaN or infinite contributes exactly 0: its rows are overwritten, since 0 * NaN is NaN.
+    """
+    leaves = list(leaves)
+    norms = torch.stack([squared_norms(u) for _, u in leaves]).sum(0).sqrt()
+    finite = norms.isfinite()
+    silenced = not bool(finite.all())
+    factors = clip.factors(torch.where(finite, norms, 0.0) * (1 + NORM_SLACK[out.dtype]))
+    factors = torch.where(finite, factors, 0.0).to(out.dtype)
+    for where, u in leaves:
+        u = u.flatten(1) if u.dim() > 1 else u.unsqueeze(1)
+        if silenced:
+            u = torch.where(finite[:, None], u, 0.0)
+        out[where].addmv_(u.t(), factors)
+    return norms

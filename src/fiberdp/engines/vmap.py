@@ -1,0 +1,120 @@
+"""Per-example gradients by vectorising autograd over the examples (torch.func), in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fiberdp import _tree
+from fiberdp.engines.loss import Loss, random_state
+from fiberdp.engines.points import points
+from fiberdp.engines.sums import Clip, Tap, clipped_total
+from fiberdp.flat import FlatParameters
+from fiberdp.types import ClippedSum, Probe
+
+LARGEST_MICRO_BATCH = 256  # beyond it the working set leaves the cache and nothing gets faster
+
+
+class PerExampleText:
+    """Stands where a batch had a list: a vectorised loss sees all examples at once and cannot be handed one example's text."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ValueError(
+            "loss_fn reads a field that is not a tensor: the vmap engine needs tensors, because it runs all examples of a micro-batch "
+            "as one. Tokenise in the data set, or use engine='loop'."
+        )
+
+    __getitem__ = __iter__ = __len__ = _refuse
+
+
+class VmapEngine:
+    """Sum_i clip(Sum_k w_k grad f(theta_k; xi_i)), all examples of a micro-batch at once."""
+
+    name: ClassVar[str] = "vmap"
+
+    def __init__(self, flat: FlatParameters, loss: Loss, *, memory_budget: int = 2**30) -> None:
+        self.flat = flat
+        self.loss = loss
+        self.memory_budget = memory_budget
+        self._gradient = vmap(grad(self._one, has_aux=True), in_dims=(None, 0, None, None), randomness="different")
+
+    def micro_batch_size(self, row: Any, num_probes: int) -> int:
+        """How many examples fit the memory budget: per example, gradients of d floats (two points and one product), and activations.
+
+        A power of two, at most 256.  `row` is a batch of one example, read for its structure only.
+        """
+        saved: dict[int, int] = {}
+        own = {p.untyped_storage().data_ptr() for p in self.flat.module.parameters()}
+
+        def record(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        device = self.flat.theta.device
+        hooks = torch.autograd.graph.saved_tensors_hooks(record, lambda t: t)
+        with random_state(0, device), torch.enable_grad(), hooks:
+            self.loss.at(self.flat.views(self.flat.theta.detach().requires_grad_()), _tree.to(_tree.zeros(row, 1), device), 1)
+        gradients = self.flat.numel * self.flat.theta.element_size() * (1 + min(num_probes, 2))
+        fitting = max(1, self.memory_budget // (gradients + 3 * sum(saved.values())))
+        return min(LARGEST_MICRO_BATCH, 1 << (fitting.bit_length() - 1))
+
+    def clipped_sum(
+        self, probes: Sequence[Probe], d: Tensor | None, batch: Any, clip: Clip, *,
+        seed: int, loss_scale: float = 1.0, tap: Tap | None = None,
+    ) -> ClippedSum:  # fmt: skip
+        """The clipped sum over one micro-batch.
+
+            u_i = Sum_k w_k grad f(theta + lookahead_k d; xi_i);     total = Sum_i factor(||u_i||) u_i
+
+        probes, d: where to evaluate (d None: at theta only).  batch: one row per example, possibly none.  seed: random state of
+        dropout and the like, the same at every point.  loss_scale: multiplies every loss (0 in the noise receipt).
+        tap: receives raw losses and norms, unaccounted.
+
+        Guarantee: adding or removing one example moves the total by at most clip.sensitivity, whatever the example.
+        An empty batch gives zeros; an example with NaN or infinite gradient contributes 0.
+        Raises ValueError if the loss is not one per example or cannot be vectorised.
+        """
+        total = torch.zeros_like(self.flat.theta)
+        if _tree.rows(batch) == 0:
+            return ClippedSum(total, clip.sensitivity)
+        u, losses = self._observation(points(self.flat.theta.detach(), d, probes), batch, seed, loss_scale)
+        norms = clipped_total(((slice(slot.start, slot.stop), u[slot.name]) for slot in self.flat.slots), clip, total)
+        if tap is not None:
+            tap(losses, norms)
+        return ClippedSum(total, clip.sensitivity)
+
+    def _observation(self, where: list[tuple[float, Tensor]], batch: Any, seed: int, scale: float) -> tuple[dict[str, Tensor], Tensor]:
+        """u per parameter, [b, *shape], and the raw losses at the first point."""
+        tensors = tuple(leaf for leaf in _tree.leaves(batch) if isinstance(leaf, Tensor))
+        u: dict[str, Tensor] = {}
+        losses = None
+        for weight, point in where:
+            with random_state(seed, point.device):  # the same dropout masks at every point
+                try:
+                    gradients, value = self._gradient(self.flat.views(point), tensors, batch, scale)
+                except RuntimeError as error:
+                    raise ValueError(
+                        f"engine vmap cannot vectorise this model or loss ({str(error).splitlines()[0][:160]}): it must be free of in-place "
+                        "writes to shared buffers and of Python branches on values. Rewrite that line, or use engine='loop'."
+                    ) from error
+            losses = value if losses is None else losses
+            if not u:
+                u = gradients if weight == 1 else {name: g.mul_(weight) for name, g in gradients.items()}
+            else:
+                for name, g in gradients.items():
+                    u[name].add_(g, alpha=weight)
+        assert losses is not None
+        return u, losses
+
+    def _one(self, parameters: dict[str, Tensor], tensors: tuple[Tensor, ...], batch: Any, scale: float) -> tuple[Tensor, Tensor]:
+        """Loss of one example as a batch of one.  `batch` gives the structure only; `tensors` are this example's."""
+        own = iter(tensors)
+        example = _tree.map_leaves(lambda leaf: next(own).unsqueeze(0) if isinstance(leaf, Tensor) else PerExampleText(), batch)
+        loss = self.loss.at(parameters, example, 1)[0]
+        return loss * scale, loss.detach()

@@ -1,0 +1,131 @@
+"""Every method as a value: observation x clip's partner mechanism x filter x calibration x update (METHODS.md section 4).
+
+    | method          | observation           | filter           | update | calibration |
+    |-----------------|-----------------------|------------------|--------|-------------|
+    | dp-sgd          | one-point             | identity         | SGD    | none        |
+    | dp-adamw        | one-point             | identity         | AdamW  | none        |
+    | dp-adambc       | one-point             | identity         | AdamW  | raw         |
+    | disk            | two-point (0.7, 0.5)  | ema 0.7          | AdamW  | none        |
+    | disk-corr       | two-point (0.7, 0.5)  | ema 0.7          | AdamW  | steady      |
+    | fiber           | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | steady      |
+    | fiber-nocorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | none        |
+    | fiber-bccorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | raw         |
+    | fiber-lookahead | look-ahead (0.6)      | innovation 0.9   | AdamW  | exact       |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from fiberdp import _validate
+from fiberdp.filters import EMA, FILTERS, Identity, Innovation
+from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
+from fiberdp.observation import OBSERVATIONS, OnePoint, TwoPoint
+from fiberdp.optim import SCHEDULES, SGD, UPDATES, AdamW, WarmupCosine
+
+PARTS = {
+    "observation": OBSERVATIONS,
+    "filter": FILTERS,
+    "calibration": CALIBRATIONS,
+    "update": UPDATES,
+    "schedule": SCHEDULES,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A composition.  Any observation, filter, calibration and update go together, but SGD has nothing to calibrate."""
+
+    name: str = "custom"
+    observation: Any = OnePoint()
+    filter: Any = Identity()
+    calibration: Any = NoCorrection()
+    update: Any
+    schedule: Any = WarmupCosine()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.update, SGD) and not isinstance(self.calibration, NoCorrection):
+            raise ValueError(
+                f"calibration={self.calibration.name!r} with update='sgd': SGD takes calibration 'none', because it has no second moment "
+                "to correct. Use AdamW."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict that `from_json` turns back into an equal method."""
+        return {"name": self.name} | {part: _encode(getattr(self, part)) for part in PARTS}
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any]) -> Method:
+        """Raises ValueError for an unknown part or field: nothing is guessed and nothing is ignored."""
+        _refuse_unknown("method", config, ["name", *PARTS])
+        return cls(name=config["name"], **{part: _decode(part, config[part]) for part in PARTS})
+
+
+def _encode(value: Any) -> dict[str, Any]:
+    return {"type": value.name} | {f.name: getattr(value, f.name) for f in fields(value)}
+
+
+def _decode(part: str, config: dict[str, Any]) -> Any:
+    cls = PARTS[part][_validate.choice(f"{part}.type", config["type"], tuple(PARTS[part]))]
+    given = {key: value for key, value in config.items() if key != "type"}
+    _refuse_unknown(f"{part} {config['type']}", given, [f.name for f in fields(cls)])
+    return cls(**given)
+
+
+def _refuse_unknown(what: str, given: dict[str, Any], known: list[str]) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f"{what} has no option {', '.join(unknown)}: it has {', '.join(known)}. An ignored option would mislead; remove it.")
+
+
+_FIBER = Method(name="fiber", observation=TwoPoint(), filter=Innovation(), calibration=Steady(), update=AdamW(lr=1e-3))
+_DISK = Method(
+    name="disk", observation=TwoPoint(kappa=0.7, gamma=0.5), filter=EMA(kappa=0.7), calibration=NoCorrection(), update=AdamW(lr=1e-3)
+)
+
+METHODS: dict[str, Method] = {
+    m.name: m
+    for m in (
+        Method(name="dp-sgd", update=SGD(lr=0.1)),
+        Method(name="dp-adamw", update=AdamW(lr=1e-3)),
+        Method(name="dp-adambc", calibration=Raw(), update=AdamW(lr=1e-3)),
+        _DISK,
+        replace(_DISK, name="disk-corr", calibration=Steady()),
+        _FIBER,
+        replace(_FIBER, name="fiber-nocorr", calibration=NoCorrection()),
+        replace(_FIBER, name="fiber-bccorr", calibration=Raw()),
+        replace(_FIBER, name="fiber-lookahead", observation=TwoPoint.look_ahead(kappa=0.6), calibration=Exact()),
+    )
+}
+
+
+def method(name: str, **options: Any) -> Method:
+    """A method of the table, with options changed by their field's name: lr, momentum, betas, kappa, gamma, omega, eps_v, ….
+
+    An option goes to every part that has a field of that name, except that `kappa` and `gamma` belong to the two-point
+    observation (Remark 4.2: FiBeR decouples them from the filter); DiSK's filter shares kappa with it, by definition.
+    Raises ValueError for an unknown method, an option that no part of it has, or a value out of range.
+
+    >>> method("fiber", omega=0.5).filter
+    Innovation(omega=0.5)
+    """
+    base = METHODS[_validate.choice("method", name, tuple(METHODS))]
+    changes: dict[str, Any] = {}
+    used: set[str] = set()
+    for part in PARTS:
+        value = getattr(base, part)
+        own = {key: options[key] for key in options if key in {f.name for f in fields(value)}}
+        if name == "fiber-lookahead" and part == "observation" and own.keys() <= {"kappa"} and own:
+            changes[part] = TwoPoint.look_ahead(**own)  # gamma follows kappa
+        elif own:
+            changes[part] = replace(value, **own)
+        used |= own.keys()
+    unknown = sorted(set(options) - used)
+    if unknown:
+        known = sorted({f.name for part in PARTS for f in fields(getattr(base, part))})
+        raise ValueError(
+            f"method {name} has no option {', '.join(unknown)}: it has {', '.join(known)}. An option that nothing reads would mislead; remove it, "
+            "or choose a method that has it."
+        )
+    return replace(base, **changes)

@@ -1,0 +1,10 @@
+"""Update rules, schedules, and the optimizer that runs them behind a filter."""
+
+from fiberdp.optim.adamw import AdamW
+from fiberdp.optim.optimizer import Optimizer
+from fiberdp.optim.schedule import SCHEDULES, Constant, WarmupCosine
+from fiberdp.optim.sgd import SGD
+
+UPDATES = {cls.name: cls for cls in (AdamW, SGD)}
+
+__all__ = ["SCHEDULES", "SGD", "UPDATES", "AdamW", "Constant", "Optimizer", "WarmupCosine"]

@@ -1,0 +1,56 @@
+"""AdamW with the noise taken out of its second moment (paper, eqs. 8-12; Algorithm 3, lines 7-9).
+
+    m_t     = beta1 m_{t-1} + (1 - beta1) g~_t             m^_t = m_t / (1 - beta1^{t+1})
+    v_t     = beta2 v_{t-1} + (1 - beta2) g~_t^2           v^_t = v_t / (1 - beta2^{t+1})
+    v-_t    = max(v^_t - phi_t, eps_v)                     phi_t from the calibration
+    theta   <- (1 - eta lambda) theta - eta m^_t / (sqrt(v-_t) + eps)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fiberdp import _validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """lr: eta.  betas: of the moments.  eps: added to the root.  weight_decay: lambda, decoupled.
+
+    Without calibration this is torch.optim.AdamW.  With `raw` it is DP-AdamBC in decoupled form: as published that method
+    has no + eps in the denominator and couples its L2 decay.
+    """
+
+    name: ClassVar[str] = "adamw"
+    state_names: ClassVar[tuple[str, ...]] = ("m", "v")
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.positive("lr", self.lr, why="It is the step size.")
+        object.__setattr__(self, "betas", tuple(self.betas))  # JSON gives a list
+        for i, beta in enumerate(self.betas):
+            _validate.interval(f"betas[{i}]", beta, 0, 1, open_high=True, why="It is the memory of a moment; (0.9, 0.999) is usual.")
+        _validate.interval("eps", self.eps, 0, float("inf"), open_high=True, why="It is added to the root of the second moment.")
+        _validate.interval("weight_decay", self.weight_decay, 0, float("inf"), open_high=True, why="It shrinks theta.")
+
+    def update(
+        self, theta: Tensor, g_tilde: Tensor, state: dict[str, Tensor], *, t: int, lr: float, phi: float | None, eps_v: float
+    ) -> None:
+        """One step on any slice of the vector: theta and state (m, v) change in place.  phi None: no correction, no floor."""
+        m, v = state["m"], state["v"]
+        beta1, beta2 = self.betas
+        m.lerp_(g_tilde, 1 - beta1)
+        v.mul_(beta2).addcmul_(g_tilde, g_tilde, value=1 - beta2)
+        v_bar = v / (1 - beta2 ** (t + 1))
+        if phi is not None:
+            v_bar.sub_(phi).clamp_(min=eps_v)
+        if self.weight_decay:
+            theta.mul_(1 - lr * self.weight_decay)
+        theta.addcdiv_(m, torch.sqrt_(v_bar).add_(self.eps), value=-lr / (1 - beta1 ** (t + 1)))

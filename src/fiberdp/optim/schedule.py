@@ -1,0 +1,45 @@
+"""Learning-rate schedules: pure functions of the step, so a resumed run needs no state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fiberdp import _validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupCosine:
+    """Linear warm-up over the first `warmup` share of the steps, then a cosine to 0 (paper, E.1: 1/20).
+
+    >>> schedule = WarmupCosine(warmup=0.1)
+    >>> [round(schedule.factor(t, 20), 3) for t in (0, 1, 2, 11, 19)]
+    [0.5, 1.0, 1.0, 0.5, 0.008]
+    """
+
+    name: ClassVar[str] = "warmup_cosine"
+    warmup: float = 0.05
+
+    def __post_init__(self) -> None:
+        _validate.interval("warmup", self.warmup, 0, 1, open_high=True, why="It is the share of steps spent warming up.")
+
+    def factor(self, t: int, steps: int) -> float:
+        """What the learning rate is multiplied by at step t of `steps`, t from 0."""
+        rising = math.ceil(self.warmup * steps)
+        if t < rising:
+            return (t + 1) / rising
+        return 0.5 * (1 + math.cos(math.pi * (t - rising) / max(1, steps - rising)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """The learning rate as it is."""
+
+    name: ClassVar[str] = "constant"
+
+    def factor(self, t: int, steps: int) -> float:
+        return 1.0
+
+
+SCHEDULES = {cls.name: cls for cls in (WarmupCosine, Constant)}

@@ -1,0 +1,61 @@
+"""The arrow from data to the gate: who is in the batch -> per-example observations, clipped and summed -> a release.
+
+The trainer and the noise receipt drive this same object, so what the receipt proves is what the run does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fiberdp import _tree
+from fiberdp.types import ClippedSum, Release
+
+if TYPE_CHECKING:
+    from fiberdp._random import Keys
+    from fiberdp.engines.sums import Tap
+    from fiberdp.flat import FlatParameters
+    from fiberdp.planning import Plan
+    from fiberdp.sampling.source import Source
+
+
+class Pipeline:
+    """One plan over one model and data set.  micro_batch_size: how many examples the engine sees at a time; changes no result."""
+
+    def __init__(self, plan: Plan, flat: FlatParameters, engine: Any, source: Source, keys: Keys, micro_batch_size: int) -> None:
+        self.plan = plan
+        self.flat = flat
+        self.engine = engine
+        self.source = source
+        self.keys = keys
+        self.micro_batch_size = micro_batch_size
+        self.mechanism = plan.mechanism
+
+    def release(self, step: int, d: Tensor | None, *, tap: Tap | None = None) -> Release:
+        """g_t of this step.  d is d_{t-1}, None at the first step."""
+        indices = self.plan.sampler.indices(self.keys.stream("data"), step)
+        clipped = self._clipped_sum(self.source.take, indices, step, d, loss_scale=1.0, tap=tap)
+        return self.mechanism.release(clipped, self.keys.stream("noise"), step)
+
+    def release_of_nothing(self, step: int, d: Tensor | None) -> Release:
+        """The same pipeline on blank examples with every loss multiplied by 0, on the receipt's own noise stream: noise alone.
+
+        Touches no data.  The number of blank examples is drawn as the run draws its batches, from the receipt's sampling.
+        """
+        indices = self.plan.sampler.indices(self.keys.stream("data"), step)
+        row = self.source.take(torch.zeros(1, dtype=torch.int64))
+        clipped = self._clipped_sum(lambda part: _tree.zeros(row, len(part)), indices, step, d, loss_scale=0.0, tap=None)
+        return self.mechanism.release(clipped, self.keys.stream("receipt"), step)
+
+    def _clipped_sum(self, take: Any, indices: Tensor, step: int, d: Tensor | None, *, loss_scale: float, tap: Tap | None) -> ClippedSum:
+        """Sum over micro-batches; any split gives the same sum, and noise is added to the whole once, at the gate."""
+        total, device = torch.zeros_like(self.flat.theta), self.flat.theta.device
+        probes, clip = self.plan.method.observation.probes(), self.plan.clip
+        seed = self.keys.stream("model").seed(step + 1)  # step 0 of this stream initialised the model
+        for part in indices.split(self.micro_batch_size):
+            batch = _tree.to(take(part), device)
+            total += self.engine.clipped_sum(probes, d, batch, clip, seed=seed, loss_scale=loss_scale, tap=tap).total
+            seed += len(part)
+        return ClippedSum(total, clip.sensitivity)

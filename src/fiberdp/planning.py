@@ -1,0 +1,193 @@
+"""The plan: the only place where sampler, q, C, sigma, B, T, delta and the neighbouring relation meet.
+
+Whatever runs, runs from a plan; the accountant prices the plan's own sampler, and the mechanism uses the plan's own sigma,
+so they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fiberdp import _validate
+from fiberdp.accounting import ACCOUNTANTS, compose, epsilon, noise_multiplier
+from fiberdp.clipping import CLIPS
+from fiberdp.mechanisms import Gaussian
+from fiberdp.methods import METHODS, Method
+from fiberdp.methods import method as method_named
+from fiberdp.sampling import SAMPLERS
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+    from torch import nn
+
+    from fiberdp._random import Keys
+    from fiberdp.trainer import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that may change epsilon or the iterates, and nothing that may not.  Frozen; JSON round-trips.
+
+    noise_multiplier: sigma.  steps: T.  Build one with `fiberdp.plan(...)`.
+    """
+
+    method: Method
+    sampler: Any
+    clip: Any
+    noise_multiplier: float
+    steps: int
+    delta: float
+    accountant: str = "pld"
+
+    def __post_init__(self) -> None:
+        _validate.count("steps", self.steps, why="A run releases at least one gradient.")
+        _validate.interval("delta", self.delta, 0, 1, open_low=True, open_high=True, why="It is a failure probability: choose it below 1/N, such as N**-1.1.")
+        _validate.choice("accountant", self.accountant, ACCOUNTANTS)
+        Gaussian(noise_multiplier=self.noise_multiplier, batch_size=self.batch_size)  # validates sigma
+
+    @property
+    def num_examples(self) -> int:
+        return self.sampler.num_examples
+
+    @property
+    def batch_size(self) -> int:
+        """B, the expected batch size and constant divisor."""
+        return self.sampler.batch_size
+
+    @property
+    def relation(self) -> str:
+        """The neighbouring relation under which epsilon holds: it is the sampler's."""
+        return self.sampler.relation
+
+    @property
+    def mechanism(self) -> Gaussian:
+        return Gaussian(noise_multiplier=self.noise_multiplier, batch_size=self.batch_size)
+
+    def event(self, step: int) -> DpEvent:
+        """What step `step` is charged, written to the ledger before its release."""
+        return self.sampler.event(self.noise_multiplier, step)
+
+    @cached_property
+    def epsilon(self) -> float:
+        """epsilon of all T steps.  A finished run's epsilon comes from its ledger instead (they agree)."""
+        return self.price(compose([self.event(step) for step in range(self.steps)]))
+
+    def price(self, event: DpEvent) -> float:
+        """epsilon of `event` at this plan's delta, relation and accountant."""
+        return epsilon(event, self.delta, relation=self.relation, accountant=self.accountant)
+
+    def private(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[nn.Module, Any], Any],
+        dataset: Any,
+        *,
+        keys: Keys | None = None,
+        engine: str = "vmap",
+        collate: Callable[..., Any] | None = None,
+        micro_batch_size: int | None = None,
+        ledger: str | None = None,
+    ) -> Run:
+        """Join the plan with a model and data: see `fiberdp.trainer.Run`."""
+        from fiberdp.trainer import Run
+
+        return Run(
+            self, model, loss_fn, dataset, keys=keys, engine=engine, collate=collate, micro_batch_size=micro_batch_size, ledger=ledger
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain values that `from_json` turns back into an equal plan."""
+        return {
+            "method": self.method.to_json(),
+            "sampling": self.sampler.name,
+            "num_examples": self.num_examples,
+            "batch_size": self.batch_size,
+            "clip": {"type": self.clip.name} | {f.name: getattr(self.clip, f.name) for f in fields(self.clip)},
+            "noise_multiplier": self.noise_multiplier,
+            "steps": self.steps,
+            "delta": self.delta,
+            "accountant": self.accountant,
+        }
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any]) -> Plan:
+        """Raises ValueError for anything unknown."""
+        clip = dict(config["clip"])
+        return cls(
+            method=Method.from_json(config["method"]),
+            sampler=_sampler(config["sampling"], config["num_examples"], config["batch_size"]),
+            clip=CLIPS[_validate.choice("clip.type", clip.pop("type"), tuple(CLIPS))](**clip),
+            noise_multiplier=config["noise_multiplier"],
+            steps=config["steps"],
+            delta=config["delta"],
+            accountant=config["accountant"],
+        )
+
+
+def plan(
+    *,
+    method: str | Method,
+    num_examples: int,
+    batch_size: int,
+    epochs: int | None = None,
+    steps: int | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float,
+    clip_norm: float,
+    clip: str = "flat",
+    sampling: str = "poisson",
+    accountant: str | None = None,
+    relation: str | None = None,
+) -> Plan:
+    """Make a plan that meets (epsilon, delta), or that uses the given noise multiplier.
+
+    Exactly one of epochs / steps, and exactly one of epsilon / noise_multiplier.  There is no default for epsilon, delta or
+    clip_norm: a privacy default is never a guess.  relation: the neighbouring relation you expect; refused unless it is
+    the sampler's.  accountant: "pld" (tight; "rdp" for fixed_size, which PLD cannot price), "rdp", "rdp-classic".
+
+    Guarantee: the released gradients of a run of this plan are (plan.epsilon, delta)-DP under plan.relation, and
+    plan.epsilon <= epsilon.
+    Raises ValueError, in one line, for anything out of range or that does not fit together.
+    """
+    chosen = method if isinstance(method, Method) else method_named(_validate.choice("method", method, tuple(METHODS)))
+    sampler = _sampler(sampling, num_examples, batch_size)
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"epochs={epochs}, steps={steps}: exactly one must be given, because each determines the other. Drop one.")
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            f"epsilon={epsilon}, noise_multiplier={noise_multiplier}: exactly one must be given, because each determines the other. Drop one."
+        )
+    if epochs is not None:
+        steps = _validate.count("epochs", epochs, why="It is how often each example is expected to be used.") * sampler.steps_per_epoch
+    if relation is not None and relation != sampler.relation:
+        raise ValueError(
+            f"relation={relation!r} with sampling={sampling!r}: that sampler is accounted for under {sampler.relation!r}, because its "
+            "guarantee is proved for that relation. Choose the sampler whose relation you need, or leave relation out."
+        )
+    accountant = accountant or ("rdp" if sampling == "fixed_size" else "pld")
+    _validate.choice("accountant", accountant, ACCOUNTANTS)
+    assert steps is not None
+    draft = Plan(
+        method=chosen, sampler=sampler, clip=CLIPS[_validate.choice("clip", clip, tuple(CLIPS))](clip_norm=clip_norm),
+        noise_multiplier=noise_multiplier if noise_multiplier is not None else 1.0, steps=steps, delta=delta, accountant=accountant,
+    )  # fmt: skip
+    if epsilon is None:
+        return draft
+    _validate.positive("epsilon", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
+    return Plan(**{f.name: getattr(draft, f.name) for f in fields(draft)} | {"noise_multiplier": _calibrated(draft, epsilon)})
+
+
+def _calibrated(draft: Plan, target: float) -> float:
+    def total(sigma: float) -> DpEvent:
+        return compose([draft.sampler.event(sigma, step) for step in range(draft.steps)])
+
+    return noise_multiplier(total, target, draft.delta, relation=draft.relation, accountant=draft.accountant)
+
+
+def _sampler(name: str, num_examples: int, batch_size: int) -> Any:
+    cls = SAMPLERS[_validate.choice("sampling", name, tuple(SAMPLERS))]
+    return cls(num_examples=num_examples, batch_size=batch_size)

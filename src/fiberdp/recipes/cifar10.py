@@ -1,0 +1,27 @@
+"""CIFAR-10 with CNN5, the five-layer GroupNorm/tanh CNN of the paper's vision tables."""
+
+from __future__ import annotations
+
+from fiberdp.recipes.recipe import Recipe, classification_loss, with_held_out
+
+
+def cifar10_cnn5() -> Recipe:
+    from fiberdp.recipes.data import CIFAR10, load_images
+    from fiberdp.recipes.models import cnn5
+
+    return Recipe(
+        name="cifar10-cnn5",
+        task="10 classes of photographs, 32x32",
+        model="CNN5 with GroupNorm, 619,876 parameters",
+        data="uoft-cs/cifar10",
+        paper="Table 14 (five seeds; N = 50,000, B = 5,000, 80 epochs)",
+        cpu_minutes=0,
+        epsilon=1.0,
+        clip_norm=1.0,
+        batch_size=5000,
+        epochs=80,
+        options={},
+        load=lambda data_dir: with_held_out(load_images(CIFAR10, data_dir), 5000),
+        build=cnn5,
+        loss=classification_loss,
+    )

@@ -1,0 +1,37 @@
+"""MNIST with the small tanh CNN of Papernot et al. (2021) and Tramer and Boneh (2021)."""
+
+from __future__ import annotations
+
+from fiberdp.recipes.recipe import Recipe, classification_loss, with_held_out
+
+
+def mnist_cnn() -> Recipe:
+    from fiberdp.recipes.data import MNIST, load_images
+    from fiberdp.recipes.models import tramer_boneh_cnn
+
+    return Recipe(
+        name="mnist-cnn",
+        task="10 classes of handwritten digits, 28x28",
+        model="CNN of two convolutions, 26,010 parameters",
+        data="ylecun/mnist",
+        paper="Figure 1 and Table 15 (there on another network)",
+        cpu_minutes=8,
+        epsilon=1.0,
+        clip_norm=1.0,
+        batch_size=2000,
+        epochs=16,
+        options={
+            "dp-sgd": {"lr": 0.5},
+            "dp-adamw": {"lr": 0.01},
+            "dp-adambc": {"lr": 0.001},
+            "disk": {"lr": 0.005},
+            "disk-corr": {"lr": 0.001},
+            "fiber": {"lr": 0.001},
+            "fiber-nocorr": {"lr": 0.01},
+            "fiber-bccorr": {"lr": 0.001},
+            "fiber-lookahead": {"lr": 0.001},
+        },
+        load=lambda data_dir: with_held_out(load_images(MNIST, data_dir), 5000),
+        build=tramer_boneh_cnn,
+        loss=classification_loss,
+    )

@@ -1,0 +1,50 @@
+"""A recipe: everything a run needs but the method's seed, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """load(data_dir) -> {"train", "heldout", "test"}, each {"image", "label"} with N rows.  build() -> the model, freshly initialised.
+
+    options: per method, what was tuned on the held-out rows (never on test), such as {"fiber": {"lr": 1e-3}}.
+    paper: where the paper's figure for this task stands, and the figure.  cpu_minutes: measured for `fiber` on 2 cores.
+    delta is N**-1.1 from the number N of training rows, computed.
+    """
+
+    name: str
+    task: str
+    model: str
+    data: str
+    paper: str
+    cpu_minutes: float
+    epsilon: float
+    clip_norm: float
+    batch_size: int
+    epochs: int
+    options: dict[str, dict[str, Any]]
+    load: Callable[[str | None], dict[str, dict[str, Tensor]]]
+    build: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Any], Tensor]
+
+
+def classification_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Cross-entropy, one number an example."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(model(batch["image"]), batch["label"], reduction="none")
+
+
+def with_held_out(rows: dict[str, dict[str, Tensor]], count: int) -> dict[str, dict[str, Tensor]]:
+    """Take the last `count` training rows out of training: tuning looks at them, so that it never looks at test."""
+    from fiberdp.recipes.data import split_held_out
+
+    train, heldout = split_held_out(rows["train"], count)
+    return {"train": train, "heldout": heldout, "test": rows["test"]}

@@ -1,0 +1,80 @@
+"""A data set as the sampler sees it: a number of examples, and `take(indices) -> batch` for any indices, none included."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fiberdp import _tree
+
+
+class Source(Protocol):
+    def __len__(self) -> int: ...
+    def take(self, indices: Tensor) -> Any: ...
+    def fingerprint(self) -> str: ...
+
+
+class TensorSource:
+    """Nested dicts and tuples of tensors that all have N rows, in memory."""
+
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
+        self._rows = _tree.rows(tree)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def take(self, indices: Tensor) -> Any:
+        return _tree.take(self._tree, indices)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all the data: secret, for the resume folder only.  A resumed run must see the same rows."""
+        digest = hashlib.sha256()
+        for leaf in _tree.leaves(self._tree):
+            digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+            digest.update(leaf.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+class MapSource:
+    """A map-style data set (`len`, `[i]`).  Rows are stacked by `collate`; an empty batch keeps their structure and dtypes."""
+
+    def __init__(self, dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = None) -> None:
+        self._dataset = dataset
+        self._collate = collate or _tree.collate
+        self._empty: Any = None
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def take(self, indices: Tensor) -> Any:
+        if len(indices):
+            return self._collate([self._dataset[i] for i in indices.tolist()])
+        if self._empty is None:
+            self._empty = _tree.take(self._collate([self._dataset[0]]), slice(0, 0))
+        return self._empty
+
+    def fingerprint(self) -> str:
+        """Only the length: reading a whole unknown data set may be expensive."""
+        return f"length {len(self)}"
+
+
+def as_source(dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = None) -> Source:
+    """Wrap what users have: a dict or tuple of tensors, a TensorDataset, or any map-style data set.
+
+    Raises ValueError for a DataLoader or an iterable: they draw their own batches, which the accounting cannot vouch for.
+    """
+    if isinstance(dataset, torch.utils.data.DataLoader) or not hasattr(dataset, "__len__"):
+        raise ValueError(
+            f"dataset is a {type(dataset).__name__}: a data set with len() and [i], or a dict of tensors, is needed, because the plan's "
+            "sampler must draw the batches that are accounted for. Pass the data set itself."
+        )
+    if isinstance(dataset, torch.utils.data.TensorDataset):
+        return TensorSource(dataset.tensors)
+    if collate is None and isinstance(dataset, (dict, tuple, Tensor)) and all(isinstance(x, Tensor) for x in _tree.leaves(dataset)):
+        return TensorSource(dataset)
+    return MapSource(dataset, collate)

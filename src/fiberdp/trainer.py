@@ -1,0 +1,135 @@
+"""The arrow: sample, charge, observe, release, filter, update; one logical step after the other.
+
+    for step in range(T):
+        ledger.spend(step, plan.event(step))          # on disk before the release
+        g = pipeline.release(step, d)                 # the gate
+        d = optimizer.step(g)                         # filter -> moments -> update
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fiberdp import _validate
+from fiberdp._random import Keys
+from fiberdp.accounting import Ledger
+from fiberdp.diagnostics.receipt import Receipt, noise_receipt, receipt_steps
+from fiberdp.engines import ENGINES, Loss, LossFn, check_loss, check_model
+from fiberdp.flat import FlatParameters
+from fiberdp.optim import Optimizer
+from fiberdp.pipeline import Pipeline
+from fiberdp.planning import Plan
+from fiberdp.sampling.source import as_source
+
+
+@dataclass(frozen=True)
+class Step:
+    """What may be said in public of one finished step: nothing here is computed from raw data."""
+
+    step: int
+    lr: float
+
+
+class Run:
+    """A plan joined with a model, a loss and data.  Iterate to train; `model` then holds the result.
+
+    model: its trainable parameters become views into one vector (see `FlatParameters`); nothing else of it changes.
+    loss_fn(model, batch) -> Tensor[b], one loss per example.  dataset: a dict or tuple of tensors, or any map-style data set.
+    keys: where all randomness comes from; by default secret operating-system entropy.  ledger: path of the ledger file; without one
+    it is kept in memory.  engine, micro_batch_size: change time and memory, never the result.
+
+    Guarantee: the sequence of releases, and so everything computed from them (theta included), is
+    (epsilon, delta)-DP under the plan's relation; each step is charged before its release, an empty batch and a NaN example included.
+    Raises ValueError, before anything is written or released, for what cannot be trained privately.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        loss_fn: LossFn,
+        dataset: Any,
+        *,
+        keys: Keys | None = None,
+        engine: str = "vmap",
+        collate: Callable[..., Any] | None = None,
+        micro_batch_size: int | None = None,
+        ledger: str | None = None,
+    ) -> None:
+        _validate.choice("engine", engine, tuple(ENGINES))
+        source = as_source(dataset, collate)
+        if len(source) != plan.num_examples:
+            raise ValueError(
+                f"the data set has {len(source)} examples, the plan {plan.num_examples}: they must agree, because the sampling rate and so "
+                f"epsilon follow from that number. Make the plan with num_examples={len(source)}."
+            )
+        check_model(model)
+        self.plan = plan
+        self.model = model
+        self.source = source
+        self.keys = keys or Keys.secret()
+        self.flat = FlatParameters(model)
+        loss = Loss(model, loss_fn)
+        row = source.take(torch.zeros(1, dtype=torch.int64))  # read for its structure only
+        check_loss(loss, self.flat.views(self.flat.theta), row)
+        worker = ENGINES[engine](self.flat, loss)
+        probes = plan.method.observation.probes()
+        if micro_batch_size is None:
+            micro_batch_size = worker.micro_batch_size(row, len(probes))
+        _validate.count("micro_batch_size", micro_batch_size, why="It is how many examples are in memory at a time.")
+        self.pipeline = Pipeline(plan, self.flat, worker, source, self.keys, micro_batch_size)
+        self.optimizer = Optimizer(
+            self.flat.theta,
+            filter=plan.method.filter,
+            calibration=plan.method.calibration,
+            update=plan.method.update,
+            schedule=plan.method.schedule,
+            steps=plan.steps,
+        )
+        self.ledger = Ledger(ledger)
+        self.receipt: Receipt | None = None
+        self.tap: Callable[[Tensor, Tensor], None] | None = None
+
+    def prove(self) -> Receipt:
+        """Make the noise receipt (once), or raise ReceiptError if the noise is not what is charged.  Touches no data."""
+        if self.receipt is None:
+            charged = self.plan.noise_multiplier * self.plan.clip.sensitivity / self.plan.batch_size if self.plan.noise_multiplier else 0.0
+            d = torch.full_like(self.flat.theta, 1e-3)  # not zero, so that every probe is evaluated
+            self.receipt = noise_receipt(
+                lambda step: self.pipeline.release_of_nothing(step, d).value,
+                std=charged,
+                tensors=[(slot.name, slice(slot.start, slot.stop)) for slot in self.flat.slots],
+                steps=receipt_steps(self.flat.numel),
+            )
+        return self.receipt.require()
+
+    def __iter__(self) -> Iterator[Step]:
+        """Train from where the run stands to its last step."""
+        while self.optimizer.t < self.plan.steps:
+            yield self.step()
+
+    def step(self) -> Step:
+        """One logical step: charge, release, update.  Raises ReceiptError at the first if the noise is not proved."""
+        if self.optimizer.t >= self.plan.steps:
+            raise ValueError(
+                f"step {self.optimizer.t} of a plan of {self.plan.steps} steps: a run ends with its plan, because its epsilon was calibrated for "
+                "those steps. Make a plan with more steps."
+            )
+        self.prove()
+        self.flat.check()
+        check_model(self.model)  # a BatchNorm may have been switched back to training mode by model.train()
+        t, lr = self.optimizer.t, self.optimizer.lr
+        self.ledger.spend(t, self.plan.event(t))
+        release = self.pipeline.release(t, self.optimizer.d, tap=self.tap)
+        self.optimizer.step(release)
+        return Step(t, lr)
+
+    @property
+    def epsilon(self) -> float:
+        """epsilon spent so far, from the ledger alone."""
+        return self.plan.price(self.ledger.event())
