@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_model
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fiberdp import _validate
@@ -225,7 +225,8 @@ class _Directory:
         if self.folder:
             release = self.folder / "release"
             release.mkdir(exist_ok=True)
-            save_model(run.model, str(release / "model.safetensors"))
+            tensors = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}  # views into theta: copied apart
+            write_atomically(release / "model.safetensors", save(tensors))
             write_atomically(release / "config.json", to_text(self.config))
             write_atomically(release / "ledger_summary.json", to_text(record["privacy"]))
             write_atomically(self.folder / "record.json", to_text(record))

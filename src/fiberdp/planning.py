@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fiberdp import _validate
-from fiberdp.accounting import ACCOUNTANTS, compose, epsilon, noise_multiplier
+from fiberdp.accounting import ACCOUNTANTS, epsilon, noise_multiplier
 from fiberdp.clipping import CLIPS
 from fiberdp.mechanisms import Gaussian
 from fiberdp.methods import METHODS, Method
@@ -73,7 +73,7 @@ class Plan:
     @cached_property
     def epsilon(self) -> float:
         """epsilon of all T steps.  A finished run's epsilon comes from its ledger instead (they agree)."""
-        return self.price(compose([self.event(step) for step in range(self.steps)]))
+        return self.price(self.sampler.charge(self.noise_multiplier, self.steps))
 
     def price(self, event: DpEvent) -> float:
         """epsilon of `event` at this plan's delta, relation and accountant."""
@@ -183,7 +183,7 @@ def plan(
 
 def _calibrated(draft: Plan, target: float) -> float:
     def total(sigma: float) -> DpEvent:
-        return compose([draft.sampler.event(sigma, step) for step in range(draft.steps)])
+        return draft.sampler.charge(sigma, draft.steps)
 
     return noise_multiplier(total, target, draft.delta, relation=draft.relation, accountant=draft.accountant)
 

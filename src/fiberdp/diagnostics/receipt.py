@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def noise_receipt(release: Callable[[int], Tensor], *, std: float, tensors: Sequ
     rms, mean, fourth, lag, neighbours = _Moment(2), _Moment(1), _Moment(4), _Correlation(), _Correlation()
     squares = {name: _Moment(2) for name, _ in tensors}
     by_size = sorted(tensors, key=lambda t: t[1].stop - t[1].start)
-    pairs = {(a[0], b[0]): (a[1], b[1], _Correlation()) for order in (tensors, by_size) for a, b in zip(order, order[1:])}
+    pairs = {(a[0], b[0]): (a[1], b[1], _Correlation()) for order in (tensors, by_size) for a, b in pairwise(order)}
     previous: Tensor | None = None
     for step in range(steps):
         x = release(step).detach().double().div_(std or 1.0)

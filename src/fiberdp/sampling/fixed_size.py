@@ -61,9 +61,7 @@ class FixedSize:
         """What this step is charged: the same at every step."""
         from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
 
-        return SampledWithoutReplacementDpEvent(
-            self.num_examples, self.batch_size, GaussianDpEvent(noise_multiplier)
-        )
+        return SampledWithoutReplacementDpEvent(self.num_examples, self.batch_size, GaussianDpEvent(noise_multiplier))
 
     def charge(self, noise_multiplier: float, steps: int) -> DpEvent:
         """What steps 0 .. steps-1 are charged together."""

@@ -1,0 +1,30 @@
+"""What a run costs: events say what was done to the data, accountants price them, the ledger keeps them.
+
+    events       DpEvent <-> JSON, composition, the mechanisms inside
+    accountant   epsilon(event, delta): pld (tight), rdp, rdp-classic; the neighbouring relations
+    pld, renyi   the two ways of pricing
+    calibrate    the noise multiplier that meets a target epsilon
+    ledger       one line a step, on disk before the release
+    statement    account(...): the privacy statement of a run, as `fiberdp account` prints it
+
+Nothing here needs torch.
+"""
+
+from fiberdp.accounting.accountant import ACCOUNTANTS, RELATIONS, epsilon
+from fiberdp.accounting.calibrate import noise_multiplier
+from fiberdp.accounting.events import compose, from_json, to_json
+from fiberdp.accounting.ledger import Ledger, read_ledger
+from fiberdp.accounting.statement import account
+
+__all__ = [
+    "ACCOUNTANTS",
+    "RELATIONS",
+    "Ledger",
+    "account",
+    "compose",
+    "epsilon",
+    "from_json",
+    "noise_multiplier",
+    "read_ledger",
+    "to_json",
+]

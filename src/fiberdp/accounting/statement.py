@@ -1,0 +1,91 @@
+"""account: the privacy statement of a run, from its public numbers; what `fiberdp account` prints."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fiberdp._validate import choice, count, interval, positive
+from fiberdp.accounting.accountant import ACCOUNTANTS
+from fiberdp.accounting.accountant import epsilon as price
+from fiberdp.accounting.calibrate import noise_multiplier as calibrate
+from fiberdp.sampling import SAMPLERS
+
+# The names scripts rely on: METHODS.md calls the two conversions improved and classic.
+_ALTERNATIVE = {"pld": "pld", "rdp": "rdp_improved", "rdp-classic": "rdp_classic"}
+
+
+def account(
+    *,
+    num_examples: int,
+    batch_size: int,
+    steps: int,
+    delta: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    sampling: str = "poisson",
+    accountant: str | None = None,
+) -> dict[str, Any]:
+    """The noise a target epsilon needs, or the epsilon a noise multiplier gives, by every accountant that can tell.
+
+    num_examples: N.  batch_size: B, expected.  steps: T.  delta: in (0, 1), below 1/N to mean anything.
+    noise_multiplier: sigma, std of the noise on the clipped sum in units of C.  accountant: "pld" if not given.
+
+    Returns JSON values: noise_multiplier, epsilon, delta, relation, accountant, sampling, num_examples,
+    batch_size, steps, and alternatives {name: {noise_multiplier, epsilon}} with rdp_improved, rdp_classic and, if
+    another accountant is the main one, pld.  Given epsilon, an alternative's noise_multiplier is what it would
+    need; given noise_multiplier, its epsilon is what it reports.  An alternative that cannot is left out.
+    epsilon never exceeds the target, and falls short of it by less than 1 %.
+    Raises ValueError unless exactly one of epsilon and noise_multiplier is given and everything is in range.
+
+    >>> stated = account(num_examples=50_000, batch_size=50_000, steps=100, delta=1e-5, noise_multiplier=10.0)
+    >>> round(stated["epsilon"], 4), stated["relation"], round(stated["alternatives"]["rdp_improved"]["epsilon"], 4)
+    (4.3772, 'add_or_remove_one', 4.7285)
+    """
+    choice("sampling", sampling, tuple(SAMPLERS))
+    main = choice("accountant", "pld" if accountant is None else accountant, ACCOUNTANTS)
+    sampler = SAMPLERS[sampling](num_examples=num_examples, batch_size=batch_size)
+    count("steps", steps, why="It is T, the number of steps taken, each of which releases a gradient.")
+    interval("delta", delta, 0, 1, open_low=True, open_high=True, why="Choose it below 1/N, for example N^-1.1.")
+    if (epsilon is None) == (noise_multiplier is None):
+        given = "neither" if epsilon is None else "both"
+        raise ValueError(
+            f"epsilon and noise_multiplier: {given} given, exactly one is needed. Each determines the other. Give epsilon "
+            "to find the noise, or noise_multiplier to find epsilon."
+        )
+    if epsilon is not None:
+        positive("epsilon", epsilon, why="It is the privacy budget of the whole run.")
+    if noise_multiplier is not None:
+        interval("noise_multiplier", noise_multiplier, 0, math.inf, open_low=True, open_high=True,
+                 why="Without noise epsilon is infinite. Give sigma = std / C.")  # fmt: skip
+
+    def figures(name: str) -> dict[str, float]:
+        sigma = noise_multiplier
+        if sigma is None:
+            assert epsilon is not None
+            sigma = calibrate(lambda s: sampler.charge(s, steps), epsilon, delta, relation=sampler.relation, accountant=name)
+        spent = price(sampler.charge(sigma, steps), delta, relation=sampler.relation, accountant=name)
+        return {"noise_multiplier": float(sigma), "epsilon": spent}
+
+    stated = figures(main)
+    alternatives: dict[str, dict[str, float]] = {}
+    for name in ACCOUNTANTS:
+        if name == main:
+            if name != "pld":
+                alternatives[_ALTERNATIVE[name]] = dict(stated)
+            continue
+        try:
+            alternatives[_ALTERNATIVE[name]] = figures(name)
+        except ValueError:  # the inputs are valid, main priced them: this accountant cannot reach the target
+            continue
+    return {
+        **stated,
+        "delta": delta,
+        "relation": sampler.relation,
+        "accountant": main,
+        "sampling": sampling,
+        "num_examples": num_examples,
+        "batch_size": batch_size,
+        "steps": steps,
+        "alternatives": alternatives,
+    }

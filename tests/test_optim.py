@@ -1,0 +1,267 @@
+"""Update rules and optimizer: the limits are torch's own, d is the whole step, blocks and resuming change nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fiberdp.filters import EMA, Identity, Innovation
+from fiberdp.methods import METHODS, Method, method
+from fiberdp.moments import CALIBRATIONS, NoCorrection, Raw, Steady
+from fiberdp.optim import SGD, AdamW, Constant, Optimizer, WarmupCosine
+from fiberdp.optim import optimizer as optimizer_module
+from fiberdp.reference import dp_adambc
+from fiberdp.types import Noise, Release
+
+D, T = 37, 100
+SIGMA_W = 0.3
+
+
+def gradients(steps=T, d=D, seed=0):
+    return torch.randn(steps, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def start(d=D):
+    return torch.linspace(-1, 1, d, dtype=torch.float64)
+
+
+def make(update, *, filter=Identity(), calibration=NoCorrection(), schedule=Constant(), theta=None, steps=T):  # noqa: B008
+    theta = start() if theta is None else theta
+    return Optimizer(theta, filter=filter, calibration=calibration, update=update, schedule=schedule, steps=steps)
+
+
+def make_method(name, theta=None):
+    m = method(name, weight_decay=0.1)
+    return Optimizer(
+        start() if theta is None else theta, filter=m.filter, calibration=m.calibration, update=m.update, schedule=m.schedule, steps=T
+    )
+
+
+def trajectory(optimizer, gs, std=0.0):
+    thetas = []
+    for g in gs:
+        optimizer.step(Release(g, Noise(std)))
+        thetas.append(optimizer.theta.clone())
+    return torch.stack(thetas)
+
+
+def torch_trajectory(cls, gs, schedule, **options):
+    theta = start()
+    optimizer, thetas = cls([theta], **options), []
+    for t, g in enumerate(gs):
+        optimizer.param_groups[0]["lr"] = options["lr"] * schedule.factor(t, T)
+        theta.grad = g
+        optimizer.step()
+        thetas.append(theta.clone())
+    return torch.stack(thetas)
+
+
+# Limits
+
+
+@pytest.mark.parametrize("schedule", [Constant(), WarmupCosine()], ids=repr)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_identity_without_calibration_is_torch_adamw_eqs_8_to_10(weight_decay, schedule):
+    options = {"lr": 0.03, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": weight_decay}
+    ours = trajectory(make(AdamW(**options), schedule=schedule), gradients(), SIGMA_W)
+    torch.testing.assert_close(ours, torch_trajectory(torch.optim.AdamW, gradients(), schedule, **options), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("schedule", [Constant(), WarmupCosine()], ids=repr)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_identity_with_sgd_is_torch_sgd(momentum, weight_decay, schedule):
+    options = {"lr": 0.03, "momentum": momentum, "weight_decay": weight_decay}
+    ours = trajectory(make(SGD(**options), schedule=schedule), gradients(), SIGMA_W)
+    torch.testing.assert_close(ours, torch_trajectory(torch.optim.SGD, gradients(), schedule, **options), rtol=1e-12, atol=1e-12)
+
+
+def test_default_adamw_has_torch_defaults_but_no_weight_decay():
+    ours, torchs = AdamW(lr=1e-3), torch.optim.AdamW([torch.zeros(1)]).defaults
+    assert (ours.betas, ours.eps, ours.lr) == (torchs["betas"], torchs["eps"], torchs["lr"])
+    assert ours.weight_decay == 0
+
+
+def test_identity_with_raw_is_the_dp_adambc_reference():
+    """Empty batches, so that g_t = sigma_w z_t exactly."""
+    z = gradients()
+    ours = trajectory(make(AdamW(lr=0.03, weight_decay=0.1), calibration=Raw(eps_v=1e-4)), SIGMA_W * z, SIGMA_W)
+    expected = dp_adambc(
+        start().numpy(), lambda theta, i: theta, [[]] * T, z.numpy(),
+        C=SIGMA_W, sigma=1.0, B=1, lr=lambda t: 0.03, weight_decay=0.1, eps_v=1e-4,
+    )  # fmt: skip
+    np.testing.assert_allclose(ours.numpy(), expected[1:], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("filter", [Innovation(omega=1.0), EMA(kappa=1.0)], ids=repr)
+@pytest.mark.parametrize("name", CALIBRATIONS)
+def test_a_filter_of_gain_one_is_no_filter(filter, name):
+    """omega = 1 at one point is DP-AdamBC, whatever the calibration (A = 1 at every t)."""
+    options = {} if name == "none" else {"eps_v": 1e-4}
+    with_filter, without = (
+        trajectory(make(AdamW(lr=0.03), filter=f, calibration=CALIBRATIONS[name](**options)), gradients(), SIGMA_W)
+        for f in (filter, Identity())
+    )
+    torch.testing.assert_close(with_filter, without, rtol=1e-10, atol=1e-12)
+
+
+# d
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_d_is_the_whole_step_weight_decay_included(name):
+    optimizer = make_method(name)
+    assert optimizer.d is None
+    for g in gradients(5):
+        before = optimizer.theta.clone()
+        d = optimizer.step(Release(g, Noise(SIGMA_W)))
+        assert torch.equal(d, optimizer.theta - before)
+        assert torch.equal(d, optimizer.d)
+
+
+def test_d_of_a_step_with_zero_gradient_is_the_decay_alone():
+    optimizer = make(AdamW(lr=0.5, weight_decay=0.1))
+    d = optimizer.step(Release(torch.zeros(D, dtype=torch.float64), Noise(0.0)))
+    torch.testing.assert_close(d, -0.05 * start())
+
+
+# One pass over memory, in blocks
+
+
+@pytest.mark.parametrize("block", [1, 7, 36, 37, 64])
+@pytest.mark.parametrize("name", METHODS)
+def test_block_wise_update_is_the_update_of_one_block_bit_for_bit(name, block, monkeypatch):
+    whole = trajectory(make_method(name), gradients(8), SIGMA_W)
+    monkeypatch.setattr(optimizer_module, "BLOCK", block)
+    assert torch.equal(trajectory(make_method(name), gradients(8), SIGMA_W), whole)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_changes_theta_in_place_and_leaves_the_release_alone(name):
+    optimizer = make_method(name)
+    theta, g = optimizer.theta, gradients(1)[0]
+    kept, address = g.clone(), theta.data_ptr()
+    optimizer.step(Release(g, Noise(SIGMA_W)))
+    optimizer.step(Release(g, Noise(SIGMA_W)))
+    assert torch.equal(g, kept)
+    assert optimizer.theta is theta
+    assert theta.data_ptr() == address
+    assert not torch.equal(theta, start())
+
+
+# Resuming
+
+
+@pytest.mark.parametrize("at", [0, 1, 6])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_resumed_run_continues_bit_for_bit(name, at):
+    gs = gradients(12)
+    straight, stopped = make_method(name), make_method(name)
+    expected = trajectory(straight, gs, SIGMA_W)
+    for g in gs[:at]:
+        stopped.step(Release(g, Noise(SIGMA_W)))
+    saved = {key: value.clone() for key, value in stopped.state_dict().items()}
+    resumed = make_method(name, theta=torch.full((D,), 9.0, dtype=torch.float64))
+    resumed.load_state_dict(saved, at)
+    assert torch.equal(trajectory(resumed, gs[at:], SIGMA_W), expected[at:])
+    ends = straight.state_dict(), resumed.state_dict()
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    assert straight.t == resumed.t == 12
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_vector_of_the_state_is_needed_to_resume(name):
+    optimizer = make_method(name)
+    trajectory(optimizer, gradients(3), SIGMA_W)
+    saved = optimizer.state_dict()
+    for key in saved:
+        if not key.startswith("calibration."):
+            with pytest.raises(KeyError, match=key):
+                make_method(name).load_state_dict({k: v for k, v in saved.items() if k != key}, 3)
+
+
+def test_state_is_named_by_the_papers_symbols():
+    optimizer = make_method("fiber-lookahead")
+    trajectory(optimizer, gradients(2), SIGMA_W)
+    assert set(optimizer.state_dict()) == {"theta", "d", "g_tilde", "r", "m", "v", "calibration.P", "calibration.covariance"}
+
+
+# Schedules
+
+
+def test_warmup_cosine_rises_over_a_twentieth_and_falls_to_zero_paper_e_1():
+    factors = [WarmupCosine().factor(t, 200) for t in range(200)]
+    assert factors[:10] == pytest.approx([(t + 1) / 10 for t in range(10)])
+    assert factors[10] == 1
+    assert factors[105] == pytest.approx(0.5)  # half way down
+    assert factors[10:] == pytest.approx([math.cos(math.pi * (t - 10) / 190 / 2) ** 2 for t in range(10, 200)])
+    assert 0 < factors[-1] < 1e-3
+    assert WarmupCosine().factor(200, 200) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 19, 20, 21, 800, 4000])
+@pytest.mark.parametrize("warmup", [0.0, 0.05, 0.5])
+def test_warmup_cosine_never_stands_still_and_never_exceeds_one(warmup, steps):
+    factors = [WarmupCosine(warmup=warmup).factor(t, steps) for t in range(steps)]
+    assert all(0 < f <= 1 for f in factors)
+    assert max(factors) == 1
+    peak = factors.index(1)
+    assert factors[: peak + 1] == sorted(factors[: peak + 1])
+    assert factors[peak:] == sorted(factors[peak:], reverse=True)
+
+
+def test_warmup_is_a_twentieth_of_the_steps_rounded_up_for_every_horizon():
+    for steps in range(1, 2000):
+        rising = -(-steps // 20)
+        assert WarmupCosine().factor(rising - 1, steps) == 1
+        assert rising == 1 or WarmupCosine().factor(rising - 2, steps) < 1
+
+
+def test_the_optimizers_learning_rate_is_the_rules_times_the_schedules():
+    optimizer = make(AdamW(lr=0.2), schedule=WarmupCosine(warmup=0.1), steps=20)
+    seen = []
+    for g in gradients(20):
+        seen.append(optimizer.lr)
+        optimizer.step(Release(g, Noise(0.0)))
+    assert seen == [0.2 * WarmupCosine(warmup=0.1).factor(t, 20) for t in range(20)]
+    assert seen[:2] == [0.1, 0.2]
+    assert Constant().factor(3, 20) == 1
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("name", [name for name in CALIBRATIONS if name != "none"])
+def test_sgd_refuses_a_calibration(name):
+    with pytest.raises(ValueError, match=f"calibration='{name}' with update='sgd'") as refusal:
+        Method(update=SGD(lr=0.1), calibration=CALIBRATIONS[name]())
+    assert "\n" not in str(refusal.value)
+
+
+def test_sgd_with_a_calibration_past_that_refusal_fails_rather_than_ignores_it():
+    with pytest.raises(AssertionError, match="SGD has no second moment"):
+        trajectory(make(SGD(lr=0.1), calibration=Steady()), gradients(1), SIGMA_W)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "value"),
+    [(cls, "lr", v) for cls in (AdamW, SGD) for v in (0, -1.0, float("nan"), float("inf"), "0.1")]
+    + [(cls, "weight_decay", v) for cls in (AdamW, SGD) for v in (-0.1, float("nan"), float("inf"))]
+    + [(SGD, "momentum", v) for v in (-0.1, 1.0, float("nan"))]
+    + [(AdamW, "betas", v) for v in ((1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9, float("nan")))]
+    + [(AdamW, "eps", v) for v in (-1e-9, float("nan"))],
+)
+def test_options_out_of_range_are_refused_by_name(rule, name, value):
+    with pytest.raises(ValueError, match=name) as refusal:
+        rule(**{"lr": 0.1, name: value})
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("warmup", [-0.1, 1.0, float("nan")])
+def test_a_warm_up_longer_than_the_run_is_refused(warmup):
+    with pytest.raises(ValueError, match=r"warmup=.*must lie in \[0, 1\)"):
+        WarmupCosine(warmup=warmup)
