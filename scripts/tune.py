@@ -48,7 +48,10 @@ def main() -> None:
             row = future.result()
             with options.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-            print(f"{row['method']:16} lr {row['lr']:<8g} held-out {row['result']['heldout']:.4f}  {row['timing']['seconds']:.0f} s", flush=True)
+            print(
+                f"{row['method']:16} lr {row['lr']:<8g} held-out {row['result']['heldout']:.4f}  {row['timing']['seconds']:.0f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

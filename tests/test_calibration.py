@@ -191,6 +191,14 @@ def test_raw_of_the_mean_is_sigma_C_over_B_squared_case_e40c():
     assert Raw().phi(noise, Identity(), 0, 0.999, {})[0] == 1.52587890625e-5
 
 
+def test_release_carries_the_noise_it_declares_sigma_C_over_B_case_e12():
+    """SE of a std over 200 000 samples is 0.16 %; noise on the mean where the sum was meant is 4 times off."""
+    clipped = ClippedSum(torch.zeros(200_000, dtype=torch.float64), sensitivity=0.5)
+    release = Gaussian(noise_multiplier=2.0, batch_size=4).release(clipped, Keys.seeded(2).stream("noise"), 0)
+    assert release.noise == Noise(0.25)
+    assert float(release.value.std()) == pytest.approx(0.25, rel=4 * 0.0016)
+
+
 @pytest.mark.parametrize("eps_v", [0.0, 1e-8])
 @pytest.mark.parametrize("name", ["raw", "steady", "exact"])
 def test_all_zero_gradients_leave_v_hat_at_phi_and_floored_case_e40c(name, eps_v):

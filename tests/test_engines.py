@@ -142,9 +142,7 @@ def test_clipping_each_point_apart_would_break_the_sensitivity():
     flat, loss, batch, d = problem("mlp", examples=1, dtype=torch.float64)
     batch = {"x": batch["x"] * 1e3, "y": batch["y"]}
     a, rule = 5.0, Flat(clip_norm=0.37)
-    apart = sum(
-        w * clipped("loop", flat, loss, batch, d, [Probe(1.0, look)], rule).total for w, look in [(1 - a, 0.0), (a, 3.0)]
-    )
+    apart = sum(w * clipped("loop", flat, loss, batch, d, [Probe(1.0, look)], rule).total for w, look in [(1 - a, 0.0), (a, 3.0)])
     assert float(apart.norm()) > 1.5 * 0.37
     together = clipped("loop", flat, loss, batch, d, [Probe(1 - a, 0.0), Probe(a, 3.0)], rule).total
     assert float(together.norm()) <= 0.37

@@ -115,9 +115,7 @@ def problem():
     def loss_fn(m, batch):
         return nn.functional.cross_entropy(m(batch["x"]), batch["y"], reduction="none")
 
-    plan = fiberdp.plan(
-        method="fiber", num_examples=200, batch_size=40, steps=5, noise_multiplier=1.5, delta=1e-3, clip_norm=0.7
-    )
+    plan = fiberdp.plan(method="fiber", num_examples=200, batch_size=40, steps=5, noise_multiplier=1.5, delta=1e-3, clip_norm=0.7)
     return plan.private(model, loss_fn, data, keys=fiberdp.Keys.seeded(1), micro_batch_size=10)
 
 

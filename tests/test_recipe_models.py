@@ -44,9 +44,7 @@ def test_per_example_gradients_of_vmap_equal_the_loop(build, outputs, shape, par
 
     together = vmap(grad(loss), (None, 0, 0), randomness="error")(theta, images, labels)
     for i in range(3):
-        alone = torch.autograd.grad(
-            nn.functional.cross_entropy(model(images[i : i + 1]), labels[i : i + 1]), list(model.parameters())
-        )
+        alone = torch.autograd.grad(nn.functional.cross_entropy(model(images[i : i + 1]), labels[i : i + 1]), list(model.parameters()))
         for (name, rows), single in zip(together.items(), alone):
             torch.testing.assert_close(rows[i], single, msg=name)
     assert max(rows.abs().max() for rows in together.values()) > 0

@@ -14,7 +14,9 @@ def positive(name: str, value: float, *, why: str) -> float:
 
 def interval(name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False, why: str) -> float:
     """Return `value` if it lies between low and high (closed unless said otherwise), else raise ValueError."""
-    inside = isinstance(value, (int, float)) and (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
+    inside = (
+        isinstance(value, (int, float)) and (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
+    )
     if not inside:
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
         raise ValueError(f"{name}={value!r}: must lie in {bounds}. {why}")

@@ -30,13 +30,16 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_checkpoint` wrote.  Raises ValueError, in one line, if the file is missing or damaged."""
     path = folder / FILE
     if not path.exists():
-        raise ValueError(f"{os.fspath(path)} does not exist: a resume needs the run's checkpoint, which holds its keys. Start in a new --out.")
+        raise ValueError(
+            f"{os.fspath(path)} does not exist: a resume needs the run's checkpoint, which holds its keys. Start in a new --out."
+        )
     try:
         with safe_open(path, framework="pt") as file:
             state = json.loads(file.metadata()["state"])
             return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118 (not a dict)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{os.fspath(path)} cannot be read ({str(error).splitlines()[0]}): it must be whole, because a run continued from a guess would not be "
+            f"{os.fspath(path)} cannot be read ({str(error).splitlines()[0]}): it must be whole, because a run "
+            "continued from a guess would not be "
             "the run that was charged. Restore it from a backup, or start in a new --out."
         ) from error

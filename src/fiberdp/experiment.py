@@ -1,10 +1,10 @@
 """A whole run: recipe -> plan -> proof -> training -> record, in a run directory that survives a crash.
 
-    record.json      the result with its privacy statement and noise receipt          public, written at the end
-    ledger.jsonl     one line a step, on disk before the release                      public
-    metrics.jsonl    epsilon so far and held-out metrics, one line an epoch           public
-    resume/          the checkpoint with the generators' keys; unaccounted statistics SECRET
-    release/         model.safetensors, config.json, ledger summary                   public, written at the end
+record.json      the result with its privacy statement and noise receipt          public, written at the end
+ledger.jsonl     one line a step, on disk before the release                      public
+metrics.jsonl    epsilon so far and held-out metrics, one line an epoch           public
+resume/          the checkpoint with the generators' keys; unaccounted statistics SECRET
+release/         model.safetensors, config.json, ledger summary                   public, written at the end
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def fit(
     folder = _folder(out, resume)
     if epsilon is not None:
         _validate.positive("epsilon", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
+    if delta is not None:
+        _validate.interval("delta", delta, 0, 1, open_low=True, open_high=True, why="It is a failure probability: choose it below 1/N.")
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs={epochs}, steps={steps}: only one may be given, because each determines the other. Drop one.")
     target = _device(device)
@@ -126,8 +128,15 @@ class _Directory:
     """The bookkeeping around one Run."""
 
     def __init__(
-        self, folder: Path | None, run: Run, config: dict[str, Any], recipe: Recipe, rows: dict[str, Any], reporter: Reporter, unaccounted: bool
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path | None,
+        run: Run,
+        config: dict[str, Any],
+        recipe: Recipe,
+        rows: dict[str, Any],
+        reporter: Reporter,
+        unaccounted: bool,
+    ) -> None:
         self.folder, self.run, self.config, self.recipe, self.rows = folder, run, config, recipe, rows
         self.reporter, self.unaccounted = reporter, unaccounted
         self.seconds = 0.0
@@ -139,7 +148,8 @@ class _Directory:
         run = self.run
         if state and state["fingerprint"] != self.fingerprint:
             raise ValueError(
-                "the training data changed since the run was started: a resumed run must see the same rows, because reusing its noise on others "
+                "the training data changed since the run was started: a resumed run must see the same rows, because "
+                "reusing its noise on others "
                 "would reveal their difference. Restore the data, or start in a new --out."
             )
         self.reporter.proved(run.plan, run.prove())
@@ -150,7 +160,8 @@ class _Directory:
             run.ledger = Ledger(self.folder / "ledger.jsonl")
             if len(run.ledger) < state["step"]:
                 raise ValueError(
-                    f"the ledger has {len(run.ledger)} lines, the checkpoint is at step {state['step']}: every step before it must be charged, or "
+                    f"the ledger has {len(run.ledger)} lines, the checkpoint is at step {state['step']}: every step "
+                    "before it must be charged, or "
                     "epsilon would come out too small. Restore ledger.jsonl."
                 )
             self.seconds = state["seconds"]
@@ -352,7 +363,8 @@ def _same_run(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise ValueError naming the first setting in which the resumed run would differ."""
     for where, old, new in _differences(before, json.loads(json.dumps(now)), ""):
         raise ValueError(
-            f"resume with {where}={new}, but the run was started with {old}: the plan must be the same, because epsilon was calibrated for it. "
+            f"resume with {where}={new}, but the run was started with {old}: the plan must be the same, because epsilon "
+            "was calibrated for it. "
             "Repeat the options of the first call."
         )
 

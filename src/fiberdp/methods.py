@@ -1,16 +1,16 @@
 """Every method as a value: observation x clip's partner mechanism x filter x calibration x update (METHODS.md section 4).
 
-    | method          | observation           | filter           | update | calibration |
-    |-----------------|-----------------------|------------------|--------|-------------|
-    | dp-sgd          | one-point             | identity         | SGD    | none        |
-    | dp-adamw        | one-point             | identity         | AdamW  | none        |
-    | dp-adambc       | one-point             | identity         | AdamW  | raw         |
-    | disk            | two-point (0.7, 0.5)  | ema 0.7          | AdamW  | none        |
-    | disk-corr       | two-point (0.7, 0.5)  | ema 0.7          | AdamW  | steady      |
-    | fiber           | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | steady      |
-    | fiber-nocorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | none        |
-    | fiber-bccorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | raw         |
-    | fiber-lookahead | look-ahead (0.6)      | innovation 0.9   | AdamW  | exact       |
+| method          | observation           | filter           | update | calibration |
+|-----------------|-----------------------|------------------|--------|-------------|
+| dp-sgd          | one-point             | identity         | SGD    | none        |
+| dp-adamw        | one-point             | identity         | AdamW  | none        |
+| dp-adambc       | one-point             | identity         | AdamW  | raw         |
+| disk            | two-point (0.7, 0.5)  | ema 0.7          | AdamW  | none        |
+| disk-corr       | two-point (0.7, 0.5)  | ema 0.7          | AdamW  | steady      |
+| fiber           | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | steady      |
+| fiber-nocorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | none        |
+| fiber-bccorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | raw         |
+| fiber-lookahead | look-ahead (0.6)      | innovation 0.9   | AdamW  | exact       |
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def _decode(part: str, config: dict[str, Any]) -> Any:
 def _refuse_unknown(what: str, given: dict[str, Any], known: list[str]) -> None:
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ValueError(f"{what} has no option {', '.join(unknown)}: it has {', '.join(known)}. An ignored option would mislead; remove it.")
+        raise ValueError(
+            f"{what} has no option {', '.join(unknown)}: it has {', '.join(known)}. An ignored option would mislead; remove it."
+        )
 
 
 _FIBER = Method(name="fiber", observation=TwoPoint(), filter=Innovation(), calibration=Steady(), update=AdamW(lr=1e-3))
@@ -125,7 +127,8 @@ def method(name: str, **options: Any) -> Method:
     if unknown:
         known = sorted({f.name for part in PARTS for f in fields(getattr(base, part))})
         raise ValueError(
-            f"method {name} has no option {', '.join(unknown)}: it has {', '.join(known)}. An option that nothing reads would mislead; remove it, "
+            f"method {name} has no option {', '.join(unknown)}: it has {', '.join(known)}. An option that nothing reads "
+            "would mislead; remove it, "
             "or choose a method that has it."
         )
     return replace(base, **changes)

@@ -7,7 +7,7 @@ so they cannot drift apart.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,15 @@ class Plan:
 
     def __post_init__(self) -> None:
         _validate.count("steps", self.steps, why="A run releases at least one gradient.")
-        _validate.interval("delta", self.delta, 0, 1, open_low=True, open_high=True, why="It is a failure probability: choose it below 1/N, such as N**-1.1.")
+        _validate.interval(
+            "delta",
+            self.delta,
+            0,
+            1,
+            open_low=True,
+            open_high=True,
+            why="It is a failure probability: choose it below 1/N, such as N**-1.1.",
+        )
         _validate.choice("accountant", self.accountant, ACCOUNTANTS)
         Gaussian(noise_multiplier=self.noise_multiplier, batch_size=self.batch_size)  # validates sigma
 
@@ -159,7 +167,8 @@ def plan(
         raise ValueError(f"epochs={epochs}, steps={steps}: exactly one must be given, because each determines the other. Drop one.")
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
-            f"epsilon={epsilon}, noise_multiplier={noise_multiplier}: exactly one must be given, because each determines the other. Drop one."
+            f"epsilon={epsilon}, noise_multiplier={noise_multiplier}: exactly one must be given, because each "
+            "determines the other. Drop one."
         )
     if epochs is not None:
         steps = _validate.count("epochs", epochs, why="It is how often each example is expected to be used.") * sampler.steps_per_epoch
@@ -178,7 +187,7 @@ def plan(
     if epsilon is None:
         return draft
     _validate.positive("epsilon", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
-    return Plan(**{f.name: getattr(draft, f.name) for f in fields(draft)} | {"noise_multiplier": _calibrated(draft, epsilon)})
+    return replace(draft, noise_multiplier=_calibrated(draft, epsilon))
 
 
 def _calibrated(draft: Plan, target: float) -> float:

@@ -1,9 +1,9 @@
 """The arrow: sample, charge, observe, release, filter, update; one logical step after the other.
 
-    for step in range(T):
-        ledger.spend(step, plan.event(step))          # on disk before the release
-        g = pipeline.release(step, d)                 # the gate
-        d = optimizer.step(g)                         # filter -> moments -> update
+for step in range(T):
+    ledger.spend(step, plan.event(step))          # on disk before the release
+    g = pipeline.release(step, d)                 # the gate
+    d = optimizer.step(g)                         # filter -> moments -> update
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class Run:
         """One logical step: charge, release, update.  Raises ReceiptError at the first if the noise is not proved."""
         if self.optimizer.t >= self.plan.steps:
             raise ValueError(
-                f"step {self.optimizer.t} of a plan of {self.plan.steps} steps: a run ends with its plan, because its epsilon was calibrated for "
+                f"step {self.optimizer.t} of a plan of {self.plan.steps} steps: a run ends with its plan, because its "
+                "epsilon was calibrated for "
                 "those steps. Make a plan with more steps."
             )
         self.prove()

@@ -81,13 +81,13 @@ def from_json(data: Any) -> DpEvent:
     GaussianDpEvent(noise_multiplier=1.5)
     """
     name = data.get("type") if isinstance(data, dict) else None
-    if name not in _classes():
+    if not isinstance(name, str) or name not in _classes():
         raise ValueError(
             f"event type {name!r}: must be one of {', '.join(_classes())}. An unknown event cannot be priced. "
             "Read it with the version of fiberdp that wrote it."
         )
     cls, keys = _classes()[name]
-    if set(data) != {"type", *keys}:
+    if set(data) != {"type", *keys} or not isinstance(data.get("events", []), list):
         raise ValueError(
             f"event {data!r}: a {name} event must hold exactly type{''.join(', ' + k for k in keys)}. Anything else "
             "would be priced as a mechanism that did not run. Restore the line as it was written."

@@ -156,7 +156,7 @@ def _parse(data: bytes, path: Path) -> tuple[list[DpEvent], bytes]:
 
 def _parse_line(line: bytes, step: int) -> DpEvent:
     record: Any = json.loads(line)
-    if not isinstance(record, dict) or set(record) != {"step", "event"} or record["step"] != step:
+    if not isinstance(record, dict) or set(record) != {"step", "event"} or type(record["step"]) is not int or record["step"] != step:
         raise ValueError(f"it must hold step {step} and its event")
     event = from_json(record["event"])
     mechanisms(event)

@@ -10,7 +10,7 @@ import typer
 from fiberdp.cli import account, recipes, train
 
 # typer's own classes for "the command line is wrong"; it vendors click, so they are reached through its public subclass
-_USAGE_ERROR = typer.BadParameter.__mro__[1]
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="fiberdp",

@@ -34,7 +34,8 @@ def account(
 
     print(
         f"({statement['epsilon']:.4g}, {statement['delta']:.3g})-DP, {statement['relation'].replace('_', '-')}, at noise multiplier "
-        f"{statement['noise_multiplier']:.4g}: {statement['steps']} steps of {statement['sampling']} sampling, by {statement['accountant']}."
+        f"{statement['noise_multiplier']:.4g}: {statement['steps']} steps of {statement['sampling']} sampling, by "
+        f"{statement['accountant']}."
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("alternative", "noise multiplier", "epsilon"):

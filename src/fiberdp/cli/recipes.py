@@ -13,7 +13,10 @@ def recipes(json: Annotated[bool, typer.Option("--json", help="One JSON document
     from fiberdp.record import to_text
 
     rows = [
-        {name: getattr(recipe, name) for name in ("name", "task", "model", "data", "epsilon", "batch_size", "epochs", "paper", "cpu_minutes")}
+        {
+            name: getattr(recipe, name)
+            for name in ("name", "task", "model", "data", "epsilon", "batch_size", "epochs", "paper", "cpu_minutes")
+        }
         for recipe in (make() for make in RECIPES.values())
     ]
     if json:

@@ -58,7 +58,8 @@ def train(
 def _summary(record: dict, out: str | None) -> str:
     privacy, receipt, result, timing = record["privacy"], record["receipt"], record["result"], record["timing"]
     return (
-        f"({privacy['epsilon']:.4g}, {privacy['delta']:.3g})-DP, {privacy['relation'].replace('_', '-')}, by {privacy['accountant']} from the ledger of "
+        f"({privacy['epsilon']:.4g}, {privacy['delta']:.3g})-DP, {privacy['relation'].replace('_', '-')}, by "
+        f"{privacy['accountant']} from the ledger of "
         f"{privacy['steps']} steps ({privacy['sampling']} sampling, noise multiplier {privacy['noise_multiplier']:.4g}).\n"
         f"Noise receipt: std is {receipt['std_ratio']:.4f} +- {receipt['standard_error']:.4f} of what is charged.\n"
         f"Accuracy: test {result['test']:.4f}, held-out {result['heldout']:.4f} (outside epsilon), in {timing['seconds']:.0f} s at "

@@ -26,7 +26,9 @@ class Automatic:
     stability: float = 0.01
 
     def __post_init__(self) -> None:
-        _validate.positive("clip_norm", self.clip_norm, why="Every gradient is scaled to just under it. Use 1: with Adam its value hardly matters.")
+        _validate.positive(
+            "clip_norm", self.clip_norm, why="Every gradient is scaled to just under it. Use 1: with Adam its value hardly matters."
+        )
         _validate.positive("stability", self.stability, why="At 0 a vanishing gradient would be blown up to norm C. Use 0.01.")
 
     @property

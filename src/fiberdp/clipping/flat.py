@@ -26,7 +26,9 @@ class Flat:
 
     def __post_init__(self) -> None:
         if self.clip_norm != float("inf"):
-            _validate.positive("clip_norm", self.clip_norm, why="It bounds one example's contribution. Use a typical gradient norm, such as 1.")
+            _validate.positive(
+                "clip_norm", self.clip_norm, why="It bounds one example's contribution. Use a typical gradient norm, such as 1."
+            )
 
     @property
     def sensitivity(self) -> float:

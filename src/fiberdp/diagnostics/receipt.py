@@ -78,8 +78,9 @@ class Receipt:
         if not self.passed:
             worst = max((c for c in self.checks if not c.passed), key=lambda c: abs(c.deviation))
             raise ReceiptError(
-                f"noise receipt: {worst.name} is {worst.value:.4g}, must be {worst.expected:.4g} within {worst.limit:.1f} standard errors of "
-                f"{worst.standard_error:.2g} (it is {abs(worst.deviation):.1f} off), because the noise added must be the noise charged. "
+                f"noise receipt: {worst.name} is {worst.value:.4g}, must be {worst.expected:.4g} within "
+                f"{worst.limit:.1f} standard errors of {worst.standard_error:.2g} (it is {abs(worst.deviation):.1f} off), because the "
+                "noise added must be the noise charged. "
                 "The run is refused: check the engine and mechanism that were plugged in."
             )
         return self

@@ -100,8 +100,8 @@ class VmapEngine:
                     gradients, value = self._gradient(self.flat.views(point), tensors, batch, scale)
                 except RuntimeError as error:
                     raise ValueError(
-                        f"engine vmap cannot vectorise this model or loss ({str(error).splitlines()[0][:160]}): it must be free of in-place "
-                        "writes to shared buffers and of Python branches on values. Rewrite that line, or use engine='loop'."
+                        f"engine vmap cannot vectorise this model or loss ({str(error).splitlines()[0][:160]}): it must be free of "
+                        "in-place writes to shared buffers and of Python branches on values. Rewrite that line, or use engine='loop'."
                     ) from error
             losses = value if losses is None else losses
             if not u:

@@ -1,6 +1,6 @@
 """EMA of the gradient, the filter of DiSK (paper, eq. 4).
 
-    g~_t = (1 - kappa) g~_{t-1} + kappa g_t
+g~_t = (1 - kappa) g~_{t-1} + kappa g_t
 """
 
 from __future__ import annotations

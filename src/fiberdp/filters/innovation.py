@@ -1,8 +1,8 @@
 """Innovation filter: smooth the residual, then integrate it (FiBeR, eqs. 5-7).
 
-    nu_t      = g_t - g~_{t-1}
-    r_t       = (1 - omega) r_{t-1} + omega nu_t
-    g~_t      = g~_{t-1} + r_t
+nu_t      = g_t - g~_{t-1}
+r_t       = (1 - omega) r_{t-1} + omega nu_t
+g~_t      = g~_{t-1} + r_t
 """
 
 from __future__ import annotations

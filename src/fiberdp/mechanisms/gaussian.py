@@ -1,6 +1,6 @@
 """The Gaussian mechanism on the clipped sum (paper, eq. 3; Dwork and Roth 2014).
 
-    g_t = (1/B) ( Sum_i clip(u_i, C)  +  sigma C z_t ),      z_t ~ N(0, I_d), fresh at every step
+g_t = (1/B) ( Sum_i clip(u_i, C)  +  sigma C z_t ),      z_t ~ N(0, I_d), fresh at every step
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Gaussian:
     batch_size: int
 
     def __post_init__(self) -> None:
-        _validate.interval("noise_multiplier", self.noise_multiplier, 0, float("inf"), open_high=True, why="It is the noise's std over the sensitivity.")
+        _validate.interval(
+            "noise_multiplier", self.noise_multiplier, 0, float("inf"), open_high=True, why="It is the noise's std over the sensitivity."
+        )
         _validate.count("batch_size", self.batch_size, why="It divides the noisy sum.")
 
     def noise(self, sensitivity: float) -> Noise:

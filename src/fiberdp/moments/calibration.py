@@ -53,7 +53,14 @@ class _Floored:
     eps_v: float = 1e-8
 
     def __post_init__(self) -> None:
-        _validate.interval("eps_v", self.eps_v, 0, float("inf"), open_high=True, why="It floors v^ - phi, which noise can push below 0. The paper uses 1e-8.")
+        _validate.interval(
+            "eps_v",
+            self.eps_v,
+            0,
+            float("inf"),
+            open_high=True,
+            why="It floors v^ - phi, which noise can push below 0. The paper uses 1e-8.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

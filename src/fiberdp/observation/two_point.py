@@ -50,7 +50,8 @@ class TwoPoint:
         if self.a > 1 and not self.allow_extrapolation:
             raise ValueError(
                 f"two_point: kappa={self.kappa:g}, gamma={self.gamma:g} give a={self.a:.4g}: a must lie in [0, 1], because beyond it the "
-                f"gradient at theta gets a negative weight, which biases. Use gamma>={(1 - self.kappa) / self.kappa:.4g}, or allow extrapolation."
+                "gradient at theta gets a negative weight, which biases. Use "
+                f"gamma>={(1 - self.kappa) / self.kappa:.4g}, or allow extrapolation."
             )
 
     @classmethod

@@ -1,9 +1,9 @@
 """AdamW with the noise taken out of its second moment (paper, eqs. 8-12; Algorithm 3, lines 7-9).
 
-    m_t     = beta1 m_{t-1} + (1 - beta1) g~_t             m^_t = m_t / (1 - beta1^{t+1})
-    v_t     = beta2 v_{t-1} + (1 - beta2) g~_t^2           v^_t = v_t / (1 - beta2^{t+1})
-    v-_t    = max(v^_t - phi_t, eps_v)                     phi_t from the calibration
-    theta   <- (1 - eta lambda) theta - eta m^_t / (sqrt(v-_t) + eps)
+m_t     = beta1 m_{t-1} + (1 - beta1) g~_t             m^_t = m_t / (1 - beta1^{t+1})
+v_t     = beta2 v_{t-1} + (1 - beta2) g~_t^2           v^_t = v_t / (1 - beta2^{t+1})
+v-_t    = max(v^_t - phi_t, eps_v)                     phi_t from the calibration
+theta   <- (1 - eta lambda) theta - eta m^_t / (sqrt(v-_t) + eps)
 """
 
 from __future__ import annotations

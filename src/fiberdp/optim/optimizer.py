@@ -17,6 +17,10 @@ from fiberdp.types import Noise, Release
 BLOCK = 2**17  # elements updated at a time: state and temporaries of one block stay in the L2 cache
 
 
+Scalars = dict[str, np.ndarray]
+"""A calibration's state: a few numbers, the same for every coordinate."""
+
+
 class Filter(Protocol):
     def init(self, g: Tensor) -> dict[str, Tensor]: ...
     def update(self, g: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]: ...
@@ -26,7 +30,7 @@ class Filter(Protocol):
 class Calibration(Protocol):
     @property
     def eps_v(self) -> float: ...
-    def phi(self, noise: Noise, filter: Any, t: int, beta2: float, state: dict[str, np.ndarray]) -> tuple[float | None, dict[str, np.ndarray]]: ...  # fmt: skip
+    def phi(self, noise: Noise, filter: Any, t: int, beta2: float, state: Scalars) -> tuple[float | None, Scalars]: ...
 
 
 class Update(Protocol):
@@ -34,7 +38,9 @@ class Update(Protocol):
     def lr(self) -> float: ...
     @property
     def state_names(self) -> tuple[str, ...]: ...
-    def update(self, theta: Tensor, g_tilde: Tensor, state: dict[str, Tensor], *, t: int, lr: float, phi: float | None, eps_v: float) -> None: ...  # fmt: skip
+    def update(
+        self, theta: Tensor, g_tilde: Tensor, state: dict[str, Tensor], *, t: int, lr: float, phi: float | None, eps_v: float
+    ) -> None: ...
 
 
 class Schedule(Protocol):

@@ -110,10 +110,7 @@ def split_held_out(train: Rows, count: int) -> tuple[Rows, Rows]:
     _validate.count("held_out", count, low=0, why="It is the number of training rows that are set aside.")
     size = len(train["label"])
     if count >= size:
-        raise ValueError(
-            f"held_out={count}: must be below the {size} training rows, or nothing is left to train on. "
-            "Hold out fewer."
-        )
+        raise ValueError(f"held_out={count}: must be below the {size} training rows, or nothing is left to train on. Hold out fewer.")
     cut = size - count
     return {key: rows[:cut] for key, rows in train.items()}, {key: rows[cut:] for key, rows in train.items()}
 
@@ -124,9 +121,7 @@ def _from_folder(source: ImageSource, root: Path) -> dict[str, Any]:
     Not by `load_dataset("parquet", ...)`: even when streaming it leaves lock files in the cache folder, and
     it reports each load to a server over HTTP.
     """
-    hint = (
-        f"Give --data DIR (or FIBERDP_DATA), the folder of {source.hub_name}'s Parquet files or its parent."
-    )
+    hint = f"Give --data DIR (or FIBERDP_DATA), the folder of {source.hub_name}'s Parquet files or its parent."
     if not root.is_dir():
         raise ValueError(f"data_dir={str(root)!r}: must be a folder; data are read from one. {hint}")
     found: dict[str, list[Path]] = {}
@@ -261,8 +256,7 @@ def _extra(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"{module.partition('.')[0]} is not installed, and this recipe reads its data with it. "
-            "Run: pip install fiberdp[recipes]"
+            f"{module.partition('.')[0]} is not installed, and this recipe reads its data with it. Run: pip install fiberdp[recipes]"
         ) from error
 
 
