@@ -166,6 +166,7 @@ def test_a_resumed_run_continues_bit_for_bit(name, at):
     saved = {key: value.clone() for key, value in stopped.state_dict().items()}
     resumed = make_method(name, theta=torch.full((D,), 9.0, dtype=torch.float64))
     resumed.load_state_dict(saved, at)
+    assert (resumed.d is None) if at == 0 else torch.equal(resumed.d, stopped.d)  # the next probes need it
     assert torch.equal(trajectory(resumed, gs[at:], SIGMA_W), expected[at:])
     ends = straight.state_dict(), resumed.state_dict()
     assert ends[0].keys() == ends[1].keys()

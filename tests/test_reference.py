@@ -221,12 +221,9 @@ def divided_by_the_realised_batch(patch):
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_a_fault_in_the_fast_path_is_seen(name, fault, monkeypatch):
-    sound = fast(chosen(name), "vmap", steps=6)
     fault(monkeypatch)
     faulty = fast(chosen(name), "vmap", steps=6)
-    expected = slow(name, sound[0], steps=6)
-    assert difference(sound, expected) < TOLERANCE
-    assert difference(faulty, expected) > 1e6 * TOLERANCE
+    assert difference(faulty, slow(name, faulty[0], steps=6)) > 1e6 * TOLERANCE
 
 
 def test_gradient_by_hand_equals_central_differences():

@@ -29,6 +29,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -41,7 +42,7 @@ from fiberdp._validate import choice, count, interval
 STREAMS: dict[str, int] = {"data": 1, "noise": 2, "model": 3, "audit": 4, "receipt": 5}
 
 _S = 512  # pairs in a segment; changing it changes every seeded run
-_CHUNK = 256  # segments worked on at a time: 7 MiB of scratch stay in cache, and threads meet rarely
+_CHUNK = 256  # segments worked on at a time: enough to hide the cost of a call, 7 MiB of scratch
 _ZEROS = bytes(1 << 16)  # plaintext of the counter mode, small enough to stay in the nearest cache
 _MAX_STEP, _MAX_STOP = 2**48, 2**62
 
@@ -129,15 +130,17 @@ class Stream:
     def uniform(self, step: int, start: int, stop: int) -> Tensor:
         """Uniform on the multiples of 2**-53 in [0, 1): float64, element i from the top 53 bits of word i."""
         words = self.bits(step, start, stop)
-        return words.bitwise_right_shift_(11).bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
+        with _one_thread():
+            return words.bitwise_right_shift_(11).bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
 
     def normal(self, step: int, start: int, stop: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Independent N(0, 1) of elements [start, stop): computed in float64, rounded once to `dtype`."""
         _check(step, start, stop)
         _check_dtype(dtype)
         out = torch.empty(stop - start, dtype=dtype, device="cpu")
-        for at, z in self._normals(step, start, stop, 1.0):
-            out[at : at + len(z)].copy_(z)
+        with _one_thread():
+            for at, z in self._normals(step, start, stop, 1.0):
+                out[at : at + len(z)].copy_(z)
         return out
 
     def add_normal_(self, out: Tensor, *, step: int, scale: float, start: int = 0) -> Tensor:
@@ -157,14 +160,15 @@ class Stream:
         interval("scale", scale, 0, math.inf, open_high=True, why="It is the std of the noise.")
         if scale == 0:
             return out
-        for at, z in self._normals(step, start, start + len(out), scale):
-            part = out[at : at + len(z)]
-            if out.device.type != "cpu":
-                part.add_(z.to(out.dtype).to(out.device))
-            elif out.dtype == torch.float64:
-                part.add_(z)
-            else:  # adding float64 to float32 directly takes twice as long
-                part.add_(_scratch.rounded[: len(z)].copy_(z))
+        with _one_thread():
+            for at, z in self._normals(step, start, start + len(out), scale):
+                part = out[at : at + len(z)]
+                if out.device.type != "cpu":
+                    part.add_(z.to(out.dtype).to(out.device))
+                elif out.dtype == torch.float64:
+                    part.add_(z)
+                else:  # adding float64 to float32 directly takes twice as long
+                    part.add_(_scratch.rounded[: len(z)].copy_(z))
         return out
 
     def seed(self, step: int) -> int:
@@ -175,8 +179,7 @@ class Stream:
         """Yield (at, scale * z[start + at : ...]) in float64, in order; each z is overwritten by the next.
 
         Segments are computed whole, whatever part of them is asked for, so that an element always stands at
-        the same place of a vector register.  Where torch cuts the work between threads does not matter
-        either: log, cos and sin treat the ends of a piece as its middle (the tests check), the rest is exact.
+        the same place of a vector register and a last bit cannot depend on the slice.
         """
         if start == stop:
             return
@@ -219,6 +222,24 @@ def _box_muller(words: Tensor, scale: float, u: Tensor, phi: Tensor, z: Tensor) 
     torch.cos(phi, out=z[:, 0]).mul_(radius)
     torch.sin(phi, out=z[:, 1]).mul_(radius)
     return z
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch from splitting operations between threads, for this block.
+
+    Ours are so short that threads meet every few microseconds: on a busy machine that costs ten times what it
+    saves, and a forked child would wait for ever for threads that fork did not copy.
+    """
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Scratch(threading.local):
