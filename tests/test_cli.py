@@ -67,7 +67,7 @@ def test_train_digits_prints_the_record(capsys, tmp_path):
 
 def test_a_run_for_people_says_what_was_proved(capsys):
     pytest.importorskip("sklearn")
-    code, out, err = run(capsys, *"train digits --steps 3".split())
+    code, out, err = run(capsys, *["train", "digits", "--steps", "3"])
     assert code == 0
     assert "noise proved: std" in err
     assert "-DP, add-or-remove-one, by pld from the ledger of 3 steps" in out
@@ -95,7 +95,7 @@ BAD = {
     "epochs and steps": ("train digits --epochs 2 --steps 2", "only one"),
     "sampling": ("train digits --sampling coin", "sampling='coin'"),
     "accountant": ("train digits --accountant guess", "accountant='guess'"),
-    "pld of fixed size": ("train digits --sampling fixed_size --accountant pld", "fixed"),
+    "pld of fixed size": ("train digits --sampling fixed_size --accountant pld", "without replacement"),
     "engine": ("train digits --engine warp", "engine='warp'"),
     "micro-batch": ("train digits --micro-batch-size 0", "micro_batch_size=0"),
     "device": ("train digits --device nowhere", "device='nowhere'"),

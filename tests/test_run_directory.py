@@ -172,9 +172,7 @@ def test_micro_batches_change_no_result(split):
     try:
         wide = {name: {"image": part["image"].double(), "label": part["label"]} for name, part in recipe().load(None).items()}
         still = lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))  # noqa: E731
-        whole, cut = (
-            _weights(replace(recipe(), load=lambda _: wide, build=still), micro_batch_size=size, seed=3) for size in (300, split)
-        )
+        whole, cut = (_weights(replace(recipe(), load=lambda _: wide, build=still), micro_batch_size=size, seed=3) for size in (300, split))
     finally:
         torch.set_default_dtype(torch.float32)
     torch.testing.assert_close(cut, whole, rtol=1e-9, atol=1e-12)
@@ -287,7 +285,22 @@ def test_recipe_parts_that_cannot_be_trained_are_refused(tmp_path):
 
 
 def command(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "fiberdp", "train", "digits", "--method", "fiber", "--seed", "0", "--epochs", "12", "--out", str(out), *more]
+    return [
+        sys.executable,
+        "-m",
+        "fiberdp",
+        "train",
+        "digits",
+        "--method",
+        "fiber",
+        "--seed",
+        "0",
+        "--epochs",
+        "12",
+        "--out",
+        str(out),
+        *more,
+    ]
 
 
 def test_kill_9_in_mid_run_then_resume_gives_the_same_weights_ledger_and_epsilon(tmp_path):

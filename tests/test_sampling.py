@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fiberdp._random import Keys
-from fiberdp.accounting import compose, epsilon
+from fiberdp.accounting import compose, default_accountant, epsilon
 from fiberdp.sampling import SAMPLERS, FixedSize, Poisson, Shuffle
 
 DATA = Keys.seeded(1).stream("data")
@@ -119,9 +119,10 @@ def test_a_step_is_the_same_whenever_it_is_drawn(sampling):
 @pytest.mark.parametrize("steps", [0, 6])
 def test_charge_is_the_sum_of_its_steps(sampling, steps):
     sampler = SAMPLERS[sampling](num_examples=100, batch_size=20)
-    together = epsilon(sampler.charge(1.5, steps), 1e-5, relation=sampler.relation)
+    accountant = default_accountant(sampling)
+    together = epsilon(sampler.charge(1.5, steps), 1e-5, relation=sampler.relation, accountant=accountant)
     one_by_one = compose(sampler.event(1.5, step) for step in range(steps))
-    assert together == epsilon(one_by_one, 1e-5, relation=sampler.relation)
+    assert together == epsilon(one_by_one, 1e-5, relation=sampler.relation, accountant=accountant)
 
 
 def test_events_and_relations_name_the_sampler_that_draws():

@@ -90,8 +90,7 @@ class Keys:
             key, kind = bytes.fromhex(d["key"]), d["kind"]
         except (KeyError, TypeError, ValueError):
             raise ValueError(
-                "keys: must hold 'kind' and 'key', 64 hex digits. Anything else is no AES-256 key. "
-                "Use what Keys.to_json wrote."
+                "keys: must hold 'kind' and 'key', 64 hex digits. Anything else is no AES-256 key. Use what Keys.to_json wrote."
             ) from None
         return cls(key, kind)
 

@@ -45,6 +45,12 @@ class Method:
     schedule: Any = WarmupCosine()
 
     def __post_init__(self) -> None:
+        for part, known in PARTS.items():
+            value = getattr(self, part)
+            if isinstance(value, (str, type)) or getattr(value, "name", None) is None:
+                raise ValueError(
+                    f"{part}={value!r}: must be a value such as {next(iter(known.values())).__name__}(…), not a name or a class."
+                )
         if isinstance(self.update, SGD) and not isinstance(self.calibration, NoCorrection):
             raise ValueError(
                 f"calibration={self.calibration.name!r} with update='sgd': SGD takes calibration 'none', because it has no second moment "
@@ -59,6 +65,9 @@ class Method:
     def from_json(cls, config: dict[str, Any]) -> Method:
         """Raises ValueError for an unknown part or field: nothing is guessed and nothing is ignored."""
         _refuse_unknown("method", config, ["name", *PARTS])
+        missing = [part for part in ("name", *PARTS) if part not in config]
+        if missing:
+            raise ValueError(f"method without {', '.join(missing)}: it must name every part, because nothing is guessed. Add it.")
         return cls(name=config["name"], **{part: _decode(part, config[part]) for part in PARTS})
 
 
@@ -66,7 +75,9 @@ def _encode(value: Any) -> dict[str, Any]:
     return {"type": value.name} | {f.name: getattr(value, f.name) for f in fields(value)}
 
 
-def _decode(part: str, config: dict[str, Any]) -> Any:
+def _decode(part: str, config: Any) -> Any:
+    if not isinstance(config, dict) or "type" not in config:
+        raise ValueError(f"{part}={config!r}: must be an object with a type, one of {', '.join(PARTS[part])}, because nothing is guessed.")
     cls = PARTS[part][_validate.choice(f"{part}.type", config["type"], tuple(PARTS[part]))]
     given = {key: value for key, value in config.items() if key != "type"}
     _refuse_unknown(f"{part} {config['type']}", given, [f.name for f in fields(cls)])
@@ -118,8 +129,14 @@ def method(name: str, **options: Any) -> Method:
     for part in PARTS:
         value = getattr(base, part)
         own = {key: options[key] for key in options if key in {f.name for f in fields(value)}}
-        if name == "fiber-lookahead" and part == "observation" and own.keys() <= {"kappa"} and own:
-            changes[part] = TwoPoint.look_ahead(**own)  # gamma follows kappa
+        if name == "fiber-lookahead" and part == "observation":
+            if own.keys() - {"kappa"}:
+                raise ValueError(
+                    "method fiber-lookahead has no option gamma: it is (1-kappa)/kappa, which makes one evaluation enough. "
+                    "Give kappa alone, or use method fiber."
+                )
+            if own:
+                changes[part] = TwoPoint.look_ahead(**own)
         elif own:
             changes[part] = replace(value, **own)
         used |= own.keys()

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fiberdp import _validate
-from fiberdp.accounting import ACCOUNTANTS, epsilon, noise_multiplier
+from fiberdp.accounting import ACCOUNTANTS, default_accountant, epsilon, noise_multiplier
 from fiberdp.clipping import CLIPS
 from fiberdp.mechanisms import Gaussian
 from fiberdp.methods import METHODS, Method
@@ -177,7 +177,7 @@ def plan(
             f"relation={relation!r} with sampling={sampling!r}: that sampler is accounted for under {sampler.relation!r}, because its "
             "guarantee is proved for that relation. Choose the sampler whose relation you need, or leave relation out."
         )
-    accountant = accountant or ("rdp" if sampling == "fixed_size" else "pld")
+    accountant = accountant or default_accountant(sampling)
     _validate.choice("accountant", accountant, ACCOUNTANTS)
     assert steps is not None
     draft = Plan(

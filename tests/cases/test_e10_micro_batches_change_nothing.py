@@ -90,7 +90,7 @@ def test_one_sum_one_draw_one_divisor_one_charge(engine, split):
 def test_the_iterates_of_fiber_do_not_depend_on_the_split(engine):
     """In float64: where a second moment lies just above its floor, AdamW magnifies the rounding of a float32 sum."""
     method = replace(fiberdp.method("fiber", lr=0.1), schedule=Constant())
-    runs = [private(split, engine, method=method, steps=3, x=X.double(), model=Vector().double()) for split in SPLITS]
+    runs = [private(split, engine, method=method, steps=3, x=X.double(), model=Vector().double()) for split in ("6", "4+2", "ones")]
     for run in runs:
         assert len(list(run)) == len(run.ledger) == 3
         torch.testing.assert_close(run.flat.theta, runs[0].flat.theta, rtol=1e-9, atol=1e-9)

@@ -85,7 +85,8 @@ class AfterTheDivision(Gaussian):
 
     def release(self, clipped, stream, step):
         mean = clipped.total.div_(self.batch_size)
-        return Release(stream.add_normal_(mean, step=step, scale=self.noise_multiplier * clipped.sensitivity), self.noise(clipped.sensitivity))
+        stream.add_normal_(mean, step=step, scale=self.noise_multiplier * clipped.sensitivity)
+        return Release(mean, self.noise(clipped.sensitivity))
 
 
 class DividedTwice(Gaussian):

@@ -1,8 +1,7 @@
 """What a run costs: events say what was done to the data, accountants price them, the ledger keeps them.
 
     events       DpEvent <-> JSON, composition, the mechanisms inside
-    accountant   epsilon(event, delta): pld (tight), rdp, rdp-classic; the neighbouring relations
-    pld, renyi   the two ways of pricing
+    accountant   epsilon(event, delta) by dp_accounting: pld (tight), rdp, rdp-classic; the neighbouring relations
     calibrate    the noise multiplier that meets a target epsilon
     ledger       one line a step, on disk before the release
     statement    account(...): the privacy statement of a run, as `fiberdp account` prints it
@@ -14,7 +13,7 @@ from fiberdp.accounting.accountant import ACCOUNTANTS, RELATIONS, epsilon
 from fiberdp.accounting.calibrate import noise_multiplier
 from fiberdp.accounting.events import compose, from_json, to_json
 from fiberdp.accounting.ledger import Ledger, read_ledger
-from fiberdp.accounting.statement import account
+from fiberdp.accounting.statement import account, default_accountant
 
 __all__ = [
     "ACCOUNTANTS",
@@ -22,6 +21,7 @@ __all__ = [
     "Ledger",
     "account",
     "compose",
+    "default_accountant",
     "epsilon",
     "from_json",
     "noise_multiplier",

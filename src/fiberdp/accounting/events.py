@@ -125,12 +125,15 @@ class Mechanism(NamedTuple):
     """A Gaussian sum over a sample: what an accountant prices.
 
     sampling: "none" (everyone), "poisson" or "without_replacement".  probability: that a given example is in the
-    sample, in (0, 1]; 1 exactly when sampling is "none".  noise_multiplier: std / C, >= 0.
+    sample, in (0, 1]; 1 exactly when sampling is "none".  noise_multiplier: std / C, >= 0.  population, sample: N and B
+    of a sample without replacement, else 0.
     """
 
     sampling: str
     probability: float
     noise_multiplier: float
+    population: int = 0
+    sample: int = 0
 
 
 def mechanisms(event: DpEvent) -> Counter[Mechanism]:
@@ -139,8 +142,8 @@ def mechanisms(event: DpEvent) -> Counter[Mechanism]:
     Raises ValueError for an unknown event, a sampled event that is no Gaussian, or a parameter out of range.
 
     >>> from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-    >>> mechanisms(SelfComposedDpEvent(PoissonSampledDpEvent(1.0, GaussianDpEvent(2.0)), 5))
-    Counter({Mechanism(sampling='none', probability=1.0, noise_multiplier=2.0): 5})
+    >>> mechanisms(SelfComposedDpEvent(PoissonSampledDpEvent(1.0, GaussianDpEvent(2.0)), 5)) == {Mechanism("none", 1.0, 2.0): 5}
+    True
     """
     found: Counter[Mechanism] = Counter()
     _collect(event, 1, found)
@@ -163,6 +166,7 @@ def _collect(event: Any, times: int, found: Counter[Mechanism]) -> None:
 
 def _mechanism(name: str, event: Any) -> Mechanism:
     sampling, probability, gaussian = "none", 1.0, event
+    population, sample = 0, 0
     if name == "poisson_sampled":
         q = event.sampling_probability
         interval("sampling_probability", q, 0, 1, why="It is the probability q = B/N of being in the batch.")
@@ -170,7 +174,8 @@ def _mechanism(name: str, event: Any) -> Mechanism:
     elif name == "sampled_without_replacement":
         count("source_dataset_size", event.source_dataset_size, why="It is N, the size of the data set.")
         count("sample_size", event.sample_size, low=0, why="It is B, the number of examples drawn.")
-        probability = event.sample_size / event.source_dataset_size
+        population, sample = event.source_dataset_size, event.sample_size
+        probability = sample / population
         interval("sample_size / source_dataset_size", probability, 0, 1, why="B examples are drawn from N.")
         sampling, gaussian = "without_replacement", event.event
     if _type_of(gaussian) != "gaussian":
@@ -180,4 +185,6 @@ def _mechanism(name: str, event: Any) -> Mechanism:
         )
     sigma = gaussian.noise_multiplier
     interval("noise_multiplier", sigma, 0, math.inf, open_high=True, why="It is sigma = std / C; 0 is no privacy.")
-    return Mechanism("none" if probability == 1 else sampling, probability, float(sigma))
+    if probability == 1:
+        return Mechanism("none", 1.0, float(sigma))
+    return Mechanism(sampling, probability, float(sigma), population, sample)

@@ -15,6 +15,11 @@ from fiberdp.sampling import SAMPLERS
 _ALTERNATIVE = {"pld": "pld", "rdp": "rdp_improved", "rdp-classic": "rdp_classic"}
 
 
+def default_accountant(sampling: str) -> str:
+    """The tightest accountant that can price the sampler."""
+    return "rdp" if sampling == "fixed_size" else "pld"
+
+
 def account(
     *,
     num_examples: int,
@@ -29,7 +34,7 @@ def account(
     """The noise a target epsilon needs, or the epsilon a noise multiplier gives, by every accountant that can tell.
 
     num_examples: N.  batch_size: B, expected.  steps: T.  delta: in (0, 1), below 1/N to mean anything.
-    noise_multiplier: sigma, std of the noise on the clipped sum in units of C.  accountant: "pld" if not given.
+    noise_multiplier: sigma, std of the noise on the clipped sum in units of C.  accountant: the sampler's tightest if not given.
 
     Returns JSON values: noise_multiplier, epsilon, delta, relation, accountant, sampling, num_examples,
     batch_size, steps, and alternatives {name: {noise_multiplier, epsilon}} with rdp_improved, rdp_classic and, if
@@ -43,7 +48,7 @@ def account(
     (4.3772, 'add_or_remove_one', 4.7285)
     """
     choice("sampling", sampling, tuple(SAMPLERS))
-    main = choice("accountant", "pld" if accountant is None else accountant, ACCOUNTANTS)
+    main = choice("accountant", default_accountant(sampling) if accountant is None else accountant, ACCOUNTANTS)
     sampler = SAMPLERS[sampling](num_examples=num_examples, batch_size=batch_size)
     count("steps", steps, why="It is T, the number of steps taken, each of which releases a gradient.")
     interval("delta", delta, 0, 1, open_low=True, open_high=True, why="Choose it below 1/N, for example N^-1.1.")

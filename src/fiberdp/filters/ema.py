@@ -20,7 +20,7 @@ from fiberdp.linear import StateSpace
 class EMA:
     """kappa: gain in (0, 1]; 1 is no filter.
 
-    init: "first" starts at g~_0 = g_0 (what DiSK's public code does, the paper being silent); "zero" at g~_{-1} = 0.
+    init_at: "first" starts at g~_0 = g_0 (what DiSK's public code does, the paper being silent); "zero" at g~_{-1} = 0.
 
     >>> g_tilde, _ = EMA(kappa=0.25, init_at="zero").update(torch.ones(2), {"g_tilde": torch.zeros(2)})
     >>> g_tilde

@@ -19,6 +19,7 @@ and no floor.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -40,6 +41,7 @@ class NoCorrection:
     """v-_t = v^_t."""
 
     name: ClassVar[str] = "none"
+    state_names: ClassVar[tuple[str, ...]] = ()
     eps_v: ClassVar[float] = 0.0
 
     def phi(self, noise: Noise, filter: Filter, t: int, beta2: float, state: State) -> tuple[None, State]:
@@ -50,6 +52,7 @@ class NoCorrection:
 class _Floored:
     """eps_v: floor of the corrected second moment, gradient units squared (paper: 1e-8)."""
 
+    state_names: ClassVar[tuple[str, ...]] = ()
     eps_v: float = 1e-8
 
     def __post_init__(self) -> None:
@@ -80,8 +83,13 @@ class Steady(_Floored):
     name: ClassVar[str] = "steady"
 
     def phi(self, noise: Noise, filter: Filter, t: int, beta2: float, state: State) -> tuple[float, State]:
-        # t >= 1: the stationary system, whatever the filter does at its first step
-        return noise.std**2 * filter.system(1).noise_gain(noise.impulse_response), state
+        return noise.std**2 * _stationary_gain(filter, noise.impulse_response), state
+
+
+@lru_cache(maxsize=64)
+def _stationary_gain(filter: Filter, impulse_response: tuple[float, ...]) -> float:
+    """A, solved once a filter (frozen values) and noise.  Its system from t = 1 on, whatever it does at its first step."""
+    return filter.system(1).noise_gain(impulse_response)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +97,7 @@ class Exact(_Floored):
     """phi = E[v^_t] under pure noise, at every t; right for any linear filter, noise schedule and coloured noise."""
 
     name: ClassVar[str] = "exact"
+    state_names: ClassVar[tuple[str, ...]] = ("P", "covariance")
 
     def phi(self, noise: Noise, filter: Filter, t: int, beta2: float, state: State) -> tuple[float, State]:
         variance = NoiseVariance(state.get("covariance"))

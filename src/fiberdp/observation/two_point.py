@@ -37,6 +37,8 @@ class TwoPoint:
     allow_extrapolation: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.allow_extrapolation, bool):
+            raise ValueError(f"allow_extrapolation={self.allow_extrapolation!r}: must be True or False. Use True to accept a > 1.")
         _validate.interval(
             "kappa", self.kappa, 0, 1, open_low=True, open_high=True,
             why="The weight (1-kappa)/(kappa*gamma) is 0 or infinite at the ends. Use one_point for one gradient at theta.",
@@ -51,7 +53,7 @@ class TwoPoint:
             raise ValueError(
                 f"two_point: kappa={self.kappa:g}, gamma={self.gamma:g} give a={self.a:.4g}: a must lie in [0, 1], because beyond it the "
                 "gradient at theta gets a negative weight, which biases. Use "
-                f"gamma>={(1 - self.kappa) / self.kappa:.4g}, or allow extrapolation."
+                f"gamma>={(1 - self.kappa) / self.kappa:.4g}, or allow_extrapolation=True."
             )
 
     @classmethod

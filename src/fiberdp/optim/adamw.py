@@ -34,6 +34,8 @@ class AdamW:
 
     def __post_init__(self) -> None:
         _validate.positive("lr", self.lr, why="It is the step size.")
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise ValueError(f"betas={self.betas!r}: must be a pair, the memories of the first and second moment. (0.9, 0.999) is usual.")
         object.__setattr__(self, "betas", tuple(self.betas))  # JSON gives a list
         for i, beta in enumerate(self.betas):
             _validate.interval(f"betas[{i}]", beta, 0, 1, open_high=True, why="It is the memory of a moment; (0.9, 0.999) is usual.")

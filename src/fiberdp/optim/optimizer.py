@@ -30,6 +30,8 @@ class Filter(Protocol):
 class Calibration(Protocol):
     @property
     def eps_v(self) -> float: ...
+    @property
+    def state_names(self) -> tuple[str, ...]: ...
     def phi(self, noise: Noise, filter: Any, t: int, beta2: float, state: Scalars) -> tuple[float | None, Scalars]: ...
 
 
@@ -73,7 +75,8 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, release: Release) -> Tensor:
-        """Use one release; return d_t = theta_{t+1} - theta_t."""
+        """Use one release; return d_t = theta_{t+1} - theta_t, a buffer that the next step overwrites."""
+        assert release.value.shape == self.theta.shape
         beta2 = getattr(self.rule, "betas", (0.0, 0.0))[1]
         phi, self.calibration_state = self.calibration.phi(release.noise, self.filter, self.t, beta2, self.calibration_state)
         lr, g = self.lr, release.value
@@ -104,12 +107,23 @@ class Optimizer:
         return tensors | {f"calibration.{name}": torch.as_tensor(np.asarray(value)) for name, value in self.calibration_state.items()}
 
     def load_state_dict(self, tensors: dict[str, Tensor], t: int) -> None:
-        """Continue from `state_dict()` as it was before step t; theta is filled in place.  Raises KeyError if a vector is missing."""
+        """Continue from a copy of `state_dict()` as it was before step t; theta is filled in place.
+
+        Raises ValueError if the state is another method's: a vector or a calibration's number is missing, or there is one too many.
+        """
+        started = t > 0
+        filters = set(self.filter.init(self.theta)) if started else set()
+        scalars = {f"calibration.{name}" for name in self.calibration.state_names} if started else set()
+        expected = {"theta", *self.moments, *filters, *scalars} | ({"d"} if started else set())
+        if tensors.keys() != expected:
+            raise ValueError(
+                f"optimizer state holds {', '.join(sorted(tensors))}: at step {t} this method's holds {', '.join(sorted(expected))}, "
+                "because each filter and calibration has its own memory. Load the state of the same method."
+            )
         self.theta.copy_(tensors["theta"])
         for name, moment in self.moments.items():
             moment.copy_(tensors[name])
         self.t = t
-        self.d = tensors["d"].to(self.theta) if t else None
-        self.filter_state = {name: tensors[name].to(self.theta) for name in self.filter.init(self.theta)} if t else {}
-        prefix = "calibration."
-        self.calibration_state = {k.removeprefix(prefix): v.numpy() for k, v in tensors.items() if k.startswith(prefix)}
+        self.d = tensors["d"].to(self.theta, copy=True) if started else None
+        self.filter_state = {name: tensors[name].to(self.theta, copy=True) for name in filters}
+        self.calibration_state = {name.removeprefix("calibration."): tensors[name].cpu().numpy().copy() for name in scalars}
