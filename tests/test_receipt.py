@@ -98,6 +98,36 @@ def test_wrong_noise_is_refused(fault, named):
     assert "\n" not in str(error.value)
 
 
+def test_the_receipt_sees_no_example():
+    """Only row 0 is read, for its structure: the receipt is the same, bit for bit, whatever the data hold."""
+
+    class Watched:
+        def __init__(self, fill):
+            self.fill, self.read = fill, set()
+
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, i):
+            self.read.add(i)
+            return {"x": torch.full((20,), self.fill), "y": 3}
+
+    plan = fiberdp.plan(method="fiber", num_examples=100, batch_size=40, steps=5, noise_multiplier=1.5, delta=1e-3, clip_norm=0.7)
+    receipts = []
+    for fill in (0.0, 1e6, math.nan):
+        torch.manual_seed(0)
+        data, model = Watched(fill), nn.Linear(20, 40)
+        run = plan.private(
+            model,
+            lambda m, b: nn.functional.cross_entropy(m(b["x"]), b["y"], reduction="none"),
+            data,
+            keys=fiberdp.Keys.seeded(1),
+        )
+        receipts.append(run.prove())
+        assert data.read == {0}
+    assert receipts[0] == receipts[1] == receipts[2]
+
+
 def test_a_small_model_is_driven_for_more_steps():
     assert receipt_steps(10**6) == 4
     assert receipt_steps(3610) == 14

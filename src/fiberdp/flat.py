@@ -29,8 +29,8 @@ class FlatParameters:
     Tied weights (one Parameter under several names) are one slot, under the first name.  Frozen parameters
     (requires_grad False) and buffers are left alone.  Besides its parameters' storage, nothing of the module changes.
 
-    Raises ValueError if nothing is trainable, or a trainable parameter is not a real floating-point tensor, or
-    parameters differ in dtype or device (one vector has one dtype and one device).
+    Raises ValueError if nothing is trainable, or a trainable parameter is not float32 or float64, or parameters differ in
+    dtype or device (one vector has one dtype and one device).
 
     >>> layer = nn.Linear(2, 3)
     >>> flat = FlatParameters(layer)
@@ -54,6 +54,11 @@ class FlatParameters:
                 raise ValueError(
                     f"parameter {name} has dtype {p.dtype}: a trainable parameter must be a real floating-point tensor, "
                     "or its gradient cannot be clipped. Freeze it (requires_grad=False)."
+                )
+            if p.dtype not in (torch.float32, torch.float64):
+                raise ValueError(
+                    f"parameter {name} has dtype {p.dtype}: trainable parameters must be float32 or float64, because norms and sums in "
+                    "half precision undercount. Use model.float()."
                 )
             if p.dtype != first.dtype or p.device != first.device:
                 raise ValueError(
