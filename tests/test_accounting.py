@@ -20,8 +20,9 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fiberdp.accounting import ACCOUNTANTS, account, epsilon, noise_multiplier
+from fiberdp.accounting import ACCOUNTANTS, epsilon, noise_multiplier
 from fiberdp.accounting.accountant import ORDERS
+from fiberdp.statement import account
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

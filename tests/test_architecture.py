@@ -35,11 +35,10 @@ def imports(package: str) -> dict[Path, set[str]]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_stage_imports_another(stage):
-    """A stage sees the shared values and itself.  One exception: the privacy statement prices the sampler that is asked about."""
+    """A stage sees the shared values and itself."""
     allowed = {stage, *SHARED}
     for path, names in imports(stage).items():
-        extra = {"sampling"} if path.name == "statement.py" else set()
-        assert names <= allowed | extra, f"{path.relative_to(ROOT)} imports {sorted(names - allowed - extra)}"
+        assert names <= allowed, f"{path.relative_to(ROOT)} imports {sorted(names - allowed)}"
 
 
 @pytest.mark.parametrize("shared", SHARED)

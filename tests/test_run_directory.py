@@ -20,6 +20,7 @@ from torch import nn
 import fiberdp
 from fiberdp import experiment
 from fiberdp.accounting import read_ledger
+from fiberdp.evaluation import evaluate
 from fiberdp.recipes.recipe import Recipe, classification_loss
 
 
@@ -133,7 +134,7 @@ def test_files_of_the_run_directory(tmp_path):
     assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) == 4
     model = recipe().build()
     model.load_state_dict(load_file(tmp_path / "a" / "release" / "model.safetensors"))
-    assert experiment.evaluate(model, rows(50, 3))["accuracy"] == record["result"]["test"]
+    assert evaluate(model, rows(50, 3))["accuracy"] == record["result"]["test"]
     for key in ("recipe", "method", "seed", "keys", "privacy", "receipt", "result", "timing", "versions", "config"):
         assert key in record
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fiberdp._random import Keys
-from fiberdp.accounting import compose, default_accountant, epsilon
+from fiberdp.accounting import compose, epsilon
 from fiberdp.sampling import SAMPLERS, FixedSize, Poisson, Shuffle
 
 DATA = Keys.seeded(1).stream("data")
@@ -119,7 +119,7 @@ def test_a_step_is_the_same_whenever_it_is_drawn(sampling):
 @pytest.mark.parametrize("steps", [0, 6])
 def test_charge_is_the_sum_of_its_steps(sampling, steps):
     sampler = SAMPLERS[sampling](num_examples=100, batch_size=20)
-    accountant = default_accountant(sampling)
+    accountant = sampler.accountant
     together = epsilon(sampler.charge(1.5, steps), 1e-5, relation=sampler.relation, accountant=accountant)
     one_by_one = compose(sampler.event(1.5, step) for step in range(steps))
     assert together == epsilon(one_by_one, 1e-5, relation=sampler.relation, accountant=accountant)
@@ -154,7 +154,7 @@ def test_samplers_are_frozen_and_keyword_only():
 
 def test_accounting_starts_without_torch():
     code = (
-        "import sys; from fiberdp.accounting import account; "
+        "import sys; from fiberdp.statement import account; "
         "account(num_examples=10, batch_size=1, steps=1, delta=1e-3, noise_multiplier=1.0, sampling='shuffle'); "
         "sys.exit('torch' in sys.modules)"
     )

@@ -15,11 +15,11 @@ from fiberdp._version import __version__
 
 if TYPE_CHECKING:
     from fiberdp._random import Keys
-    from fiberdp.accounting import account
     from fiberdp.experiment import fit
     from fiberdp.methods import METHODS, Method, method
     from fiberdp.planning import Plan, plan
     from fiberdp.recipes import RECIPES
+    from fiberdp.statement import account
     from fiberdp.trainer import Run
 
 _WHERE = {
@@ -29,7 +29,7 @@ _WHERE = {
     "Plan": "planning",
     "RECIPES": "recipes",
     "Run": "trainer",
-    "account": "accounting",
+    "account": "statement",
     "fit": "experiment",
     "method": "methods",
     "plan": "planning",

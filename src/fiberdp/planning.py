@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fiberdp import _validate
-from fiberdp.accounting import ACCOUNTANTS, default_accountant, epsilon, noise_multiplier
+from fiberdp.accounting import ACCOUNTANTS, epsilon, noise_multiplier
 from fiberdp.clipping import CLIPS
 from fiberdp.mechanisms import Gaussian
 from fiberdp.methods import METHODS, Method
@@ -177,13 +177,17 @@ def plan(
             f"relation={relation!r} with sampling={sampling!r}: that sampler is accounted for under {sampler.relation!r}, because its "
             "guarantee is proved for that relation. Choose the sampler whose relation you need, or leave relation out."
         )
-    accountant = accountant or default_accountant(sampling)
-    _validate.choice("accountant", accountant, ACCOUNTANTS)
+    priced_by = _validate.choice("accountant", sampler.accountant if accountant is None else accountant, ACCOUNTANTS)
     assert steps is not None
     draft = Plan(
-        method=chosen, sampler=sampler, clip=CLIPS[_validate.choice("clip", clip, tuple(CLIPS))](clip_norm=clip_norm),
-        noise_multiplier=noise_multiplier if noise_multiplier is not None else 1.0, steps=steps, delta=delta, accountant=accountant,
-    )  # fmt: skip
+        method=chosen,
+        sampler=sampler,
+        clip=CLIPS[_validate.choice("clip", clip, tuple(CLIPS))](clip_norm=clip_norm),
+        noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
+        steps=steps,
+        delta=delta,
+        accountant=priced_by,
+    )
     if epsilon is None:
         return draft
     _validate.positive("epsilon", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")

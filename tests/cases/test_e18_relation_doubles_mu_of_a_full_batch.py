@@ -11,8 +11,9 @@ import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from scipy.stats import norm
 
-from fiberdp.accounting import account, epsilon
+from fiberdp.accounting import epsilon
 from fiberdp.sampling import FixedSize, Poisson
+from fiberdp.statement import account
 
 RIGHT = {"add_or_remove_one": (1.0, 4.377178), "zero_out": (1.0, 4.377178), "replace_one": (2.0, 9.997256)}
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from fiberdp.accounting import account
 from fiberdp.sampling import Poisson
+from fiberdp.statement import account
 
 MICRO_BATCH, ACCUMULATED = 4, 256
 

@@ -10,8 +10,9 @@ import math
 import pytest
 from dp_accounting import get_epsilon_gaussian
 
-from fiberdp.accounting import account, compose, epsilon
+from fiberdp.accounting import compose, epsilon
 from fiberdp.sampling import Shuffle
+from fiberdp.statement import account
 
 SIZES = {"num_examples": 1_000, "batch_size": 100}
 

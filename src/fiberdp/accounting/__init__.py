@@ -4,7 +4,6 @@
     accountant   epsilon(event, delta) by dp_accounting: pld (tight), rdp, rdp-classic; the neighbouring relations
     calibrate    the noise multiplier that meets a target epsilon
     ledger       one line a step, on disk before the release
-    statement    account(...): the privacy statement of a run, as `fiberdp account` prints it
 
 Nothing here needs torch.
 """
@@ -13,15 +12,12 @@ from fiberdp.accounting.accountant import ACCOUNTANTS, RELATIONS, epsilon
 from fiberdp.accounting.calibrate import noise_multiplier
 from fiberdp.accounting.events import compose, from_json, to_json
 from fiberdp.accounting.ledger import Ledger, read_ledger
-from fiberdp.accounting.statement import account, default_accountant
 
 __all__ = [
     "ACCOUNTANTS",
     "RELATIONS",
     "Ledger",
-    "account",
     "compose",
-    "default_accountant",
     "epsilon",
     "from_json",
     "noise_multiplier",

@@ -19,8 +19,8 @@ def account(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Price a run before it is made: epsilon from sigma, or sigma from epsilon, by every accountant that applies."""
-    from fiberdp.accounting import account as priced
     from fiberdp.record import to_text
+    from fiberdp.statement import account as priced
 
     statement = priced(
         num_examples=num_examples, batch_size=batch_size, steps=steps, delta=delta, epsilon=epsilon,

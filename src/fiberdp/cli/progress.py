@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fiberdp.experiment import Reporter, Silent
+from fiberdp.run_directory import Reporter, Silent
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class FixedSize:
 
     name: ClassVar[str] = "fixed_size"
     relation: ClassVar[str] = "replace_one"
+    accountant: ClassVar[str] = "rdp"  # the tightest that can price it
 
     num_examples: int
     batch_size: int

@@ -35,6 +35,7 @@ class Poisson:
 
     name: ClassVar[str] = "poisson"
     relation: ClassVar[str] = "add_or_remove_one"
+    accountant: ClassVar[str] = "pld"  # the tightest that can price it
 
     num_examples: int
     batch_size: int

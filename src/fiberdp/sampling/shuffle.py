@@ -36,6 +36,7 @@ class Shuffle:
 
     name: ClassVar[str] = "shuffle"
     relation: ClassVar[str] = "zero_out"
+    accountant: ClassVar[str] = "pld"  # the tightest that can price it
 
     num_examples: int
     batch_size: int

@@ -6,18 +6,13 @@ import math
 from typing import Any
 
 from fiberdp._validate import choice, count, interval, positive
-from fiberdp.accounting.accountant import ACCOUNTANTS
-from fiberdp.accounting.accountant import epsilon as price
-from fiberdp.accounting.calibrate import noise_multiplier as calibrate
+from fiberdp.accounting import ACCOUNTANTS
+from fiberdp.accounting import epsilon as price
+from fiberdp.accounting import noise_multiplier as calibrate
 from fiberdp.sampling import SAMPLERS
 
 # The names scripts rely on: METHODS.md calls the two conversions improved and classic.
 _ALTERNATIVE = {"pld": "pld", "rdp": "rdp_improved", "rdp-classic": "rdp_classic"}
-
-
-def default_accountant(sampling: str) -> str:
-    """The tightest accountant that can price the sampler."""
-    return "rdp" if sampling == "fixed_size" else "pld"
 
 
 def account(
@@ -48,8 +43,8 @@ def account(
     (4.3772, 'add_or_remove_one', 4.7285)
     """
     choice("sampling", sampling, tuple(SAMPLERS))
-    main = choice("accountant", default_accountant(sampling) if accountant is None else accountant, ACCOUNTANTS)
     sampler = SAMPLERS[sampling](num_examples=num_examples, batch_size=batch_size)
+    main = choice("accountant", sampler.accountant if accountant is None else accountant, ACCOUNTANTS)
     count("steps", steps, why="It is T, the number of steps taken, each of which releases a gradient.")
     interval("delta", delta, 0, 1, open_low=True, open_high=True, why="Choose it below 1/N, for example N^-1.1.")
     if (epsilon is None) == (noise_multiplier is None):

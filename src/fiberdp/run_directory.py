@@ -1,0 +1,210 @@
+"""The run directory: everything a run leaves behind, so that a crash loses nothing and hides nothing.
+
+    record.json      the result with its privacy statement and noise receipt          public, written at the end
+    ledger.jsonl     one line a step, on disk before the release                      public
+    metrics.jsonl    epsilon so far and held-out metrics, one line an epoch           public
+    resume/          the checkpoint with the generators' keys; unaccounted statistics SECRET
+    release/         model.safetensors, config.json, ledger summary                   public, written at the end
+
+Order of writing: the checkpoint of step 0 (the keys) before the first line of the ledger; metrics before the checkpoint that
+covers them; release/ before record.json, which says that the run is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fiberdp.accounting import Ledger
+from fiberdp.checkpoint import save_checkpoint
+from fiberdp.diagnostics.unaccounted import Unaccounted
+from fiberdp.evaluation import evaluate
+from fiberdp.planning import Plan
+from fiberdp.recipes import Recipe
+from fiberdp.record import peak_mib, to_text, versions, write_atomically
+from fiberdp.trainer import Run
+
+CHECKPOINT_SECONDS = 60.0
+
+
+class Reporter(Protocol):
+    """Who is told how the run goes.  Everything it is told is public."""
+
+    def proved(self, plan: Plan, receipt: Any) -> None: ...
+    def stepped(self, step: int, steps: int) -> None: ...
+    def evaluated(self, line: dict[str, Any], steps: int) -> None: ...
+
+
+class Silent:
+    def proved(self, plan: Plan, receipt: Any) -> None: ...
+    def stepped(self, step: int, steps: int) -> None: ...
+    def evaluated(self, line: dict[str, Any], steps: int) -> None: ...
+
+
+class RunDirectory:
+    """The bookkeeping around one Run."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        run: Run,
+        config: dict[str, Any],
+        recipe: Recipe,
+        rows: dict[str, Any],
+        reporter: Reporter,
+        unaccounted: bool,
+    ) -> None:
+        self.folder, self.run, self.config, self.recipe, self.rows = folder, run, config, recipe, rows
+        self.reporter, self.unaccounted = reporter, unaccounted
+        self.seconds = 0.0
+        self.last: dict[str, Any] = {}
+        self.fingerprint = run.source.fingerprint() if folder else ""
+
+    def prepare(self, saved: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Prove the noise; then create the directory, or bring it back to its checkpoint."""
+        run = self.run
+        if state and state["fingerprint"] != self.fingerprint:
+            raise ValueError(
+                "the training data changed since the run was started: a resumed run must see the same rows, because "
+                "reusing its noise on others "
+                "would reveal their difference. Restore the data, or start in a new --out."
+            )
+        self.reporter.proved(run.plan, run.prove())
+        if not self.folder:
+            return
+        if state:
+            run.optimizer.load_state_dict(saved, state["step"])
+            run.ledger = Ledger(self.folder / "ledger.jsonl")
+            if len(run.ledger) < state["step"]:
+                raise ValueError(
+                    f"the ledger has {len(run.ledger)} lines, the checkpoint is at step {state['step']}: every step "
+                    "before it must be charged, or "
+                    "epsilon would come out too small. Restore ledger.jsonl."
+                )
+            self.seconds = state["seconds"]
+            self._rewind_metrics(state["step"])
+        else:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._checkpoint()  # the keys are on disk before the first release uses them
+            run.ledger = Ledger(self.folder / "ledger.jsonl")
+
+    def train(self) -> None:
+        run, plan = self.run, self.run.plan
+        every = plan.sampler.steps_per_epoch
+        raw = Unaccounted(self.folder / "resume" / "unaccounted.jsonl", run.optimizer.t) if self.unaccounted and self.folder else None
+        run.tap = raw.add if raw else None
+        started = saved = time.monotonic()
+        for step in run:
+            done = step.step + 1
+            if raw:
+                raw.close(step.step, plan.clip.sensitivity)
+            self.reporter.stepped(done, plan.steps)
+            now = time.monotonic()
+            if done % every == 0 or done == plan.steps:
+                self.seconds += now - started
+                self._evaluate(done, step.lr)
+                self._checkpoint()
+                started = saved = time.monotonic()
+            elif now - saved > CHECKPOINT_SECONDS:
+                self.seconds += now - started
+                self._checkpoint()
+                started = saved = time.monotonic()
+
+    def finish(self, test: bool) -> dict[str, Any]:
+        """The record; and, with a directory, release/ and record.json, in that order: the record says that the rest is there."""
+        run, plan = self.run, self.run.plan
+        receipt = run.prove()
+        if not self.last:  # the crash fell between the last step and the record
+            self.last = self._line(plan.steps, 0.0)
+        record = {
+            "recipe": self.config["recipe"],
+            "method": self.config["method"],
+            "seed": self.config["seed"],
+            "keys": run.keys.kind,
+            "privacy": {
+                "epsilon": run.epsilon,
+                "delta": plan.delta,
+                "relation": plan.relation,
+                "accountant": plan.accountant,
+                "noise_multiplier": plan.noise_multiplier,
+                "clip_norm": plan.clip.sensitivity,
+                "sampling": plan.sampler.name,
+                "batch_size": plan.batch_size,
+                "num_examples": plan.num_examples,
+                "steps": len(run.ledger),
+            },
+            "receipt": receipt.to_json(),
+            "result": {
+                "metric": "accuracy",
+                "heldout": self.last["heldout"]["accuracy"],
+                "test": evaluate(run.model, self.rows["test"])["accuracy"] if test else None,
+                "note": "held-out and test rows are never trained on; these figures stand outside epsilon",
+            },
+            "timing": {
+                "seconds": self.seconds,
+                "examples_per_second": plan.steps * plan.batch_size / self.seconds if self.seconds else None,
+                "peak_mib": peak_mib(),
+                "threads": torch.get_num_threads(),
+                "micro_batch_size": run.pipeline.micro_batch_size,
+            },
+            "versions": versions(),
+            "config": self.config,
+        }
+        if self.folder:
+            release = self.folder / "release"
+            release.mkdir(exist_ok=True)
+            tensors = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}  # views into theta: copied apart
+            write_atomically(release / "model.safetensors", save(tensors))
+            write_atomically(release / "config.json", to_text(self.config))
+            write_atomically(release / "ledger_summary.json", to_text(record["privacy"]))
+            write_atomically(self.folder / "record.json", to_text(record))
+        return record
+
+    def _line(self, done: int, lr: float) -> dict[str, Any]:
+        plan = self.run.plan
+        return {
+            "step": done,
+            "epoch": done / plan.sampler.steps_per_epoch,
+            "epsilon": self.run.epsilon,
+            "lr": lr,
+            "heldout": evaluate(self.run.model, self.rows["heldout"]),
+        }
+
+    def _evaluate(self, done: int, lr: float) -> None:
+        self.last = self._line(done, lr)
+        if self.folder:
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                file.write(to_text(self.last, indent=None) + "\n")
+        self.reporter.evaluated(self.last, self.run.plan.steps)
+
+    def _checkpoint(self) -> None:
+        if self.folder:
+            run = self.run
+            state = {
+                "step": run.optimizer.t,
+                "keys": run.keys.to_json(),
+                "config": self.config,
+                "micro_batch_size": run.pipeline.micro_batch_size,
+                "fingerprint": self.fingerprint,
+                "seconds": self.seconds,
+            }
+            save_checkpoint(self.folder / "resume", run.optimizer.state_dict(), state)
+
+    def _rewind_metrics(self, step: int) -> None:
+        """Drop what was measured after the checkpoint: the resumed run measures it again."""
+        assert self.folder is not None
+        path = self.folder / "metrics.jsonl"
+        if path.exists():
+            kept = []
+            for line in path.read_text().splitlines(keepends=True):
+                if not line.endswith("\n") or (entry := json.loads(line))["step"] > step:
+                    break
+                kept.append(line)
+                self.last = entry if entry["step"] == self.run.plan.steps else {}
+            write_atomically(path, "".join(kept))
