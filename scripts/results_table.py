@@ -24,8 +24,8 @@ def table(recipe: str) -> str:
     for record in records:
         groups.setdefault(record["method"], []).append(record)
     lines = [
-        "| method | learning rate (tried) | test accuracy | held-out accuracy | ε, δ | noise receipt: std / charged | seconds a run |",
-        "|---|---|---|---|---|---|---|",
+        "| method | learning rate (tried) | test accuracy | held-out accuracy | ε, δ | noise receipt: std / charged |",
+        "|---|---|---|---|---|---|",
     ]
     order = sorted(groups, key=lambda name: -mean(r["result"]["test"] for r in groups[name]))
     for name in order:
@@ -39,7 +39,7 @@ def table(recipe: str) -> str:
         lines.append(
             f"| `{name}` | {lr.pop():g} ({tried}) | {spread([r['result']['test'] for r in runs])} | "
             f"{spread([r['result']['heldout'] for r in runs])} | {privacy['epsilon']:.3f}, {privacy['delta']:.2e} | "
-            f"{ratios} ± {runs[0]['receipt']['standard_error']:.4f} | {mean(r['timing']['seconds'] for r in runs):.0f} |"
+            f"{ratios} ± {runs[0]['receipt']['standard_error']:.4f} |"
         )
     return "\n".join(lines)
 

@@ -37,7 +37,7 @@ class FlatParameters:
     >>> [(slot.name, slot.start, slot.stop) for slot in flat.slots]
     [('weight', 0, 6), ('bias', 6, 9)]
     >>> _ = flat.theta.fill_(1.0)
-    >>> float(layer.bias.sum())
+    >>> layer.bias.sum().item()
     3.0
     """
 

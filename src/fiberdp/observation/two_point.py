@@ -25,8 +25,8 @@ class TwoPoint:
 
     At a = 1 the second weight is 0 and one evaluation is enough: `TwoPoint.look_ahead()`.
 
-    >>> TwoPoint(kappa=0.7, gamma=0.5).probes()
-    (Probe(weight=0.1428571428571428, lookahead=0.0), Probe(weight=0.8571428571428572, lookahead=0.5))
+    >>> [(round(probe.weight, 4), probe.lookahead) for probe in TwoPoint(kappa=0.7, gamma=0.5).probes()]
+    [(0.1429, 0.0), (0.8571, 0.5)]
     >>> TwoPoint.look_ahead(kappa=0.6).probes()
     (Probe(weight=1.0, lookahead=0.6666666666666667),)
     """
