@@ -11,10 +11,10 @@ def mnist_cnn() -> Recipe:
 
     return Recipe(
         name="mnist-cnn",
-        task="10 classes of handwritten digits, 28x28",
-        model="CNN of two convolutions, 26,010 parameters",
+        task="digits 28x28",
+        model="CNN, 26,010",
         data="ylecun/mnist",
-        paper="Figure 1 and Table 15 (there on another network)",
+        paper="Table 15",
         cpu_minutes=8,
         epsilon=1.0,
         clip_norm=1.0,
