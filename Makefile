@@ -21,7 +21,7 @@ types: .venv/installed-dev
 	$(BIN)/pyright
 
 tests: .venv/installed-dev
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

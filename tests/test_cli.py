@@ -92,6 +92,7 @@ BAD = {
     "omega above 1": ("train digits --omega 1.01", "omega=1.01"),
     "unread option": ("train digits --method dp-sgd --omega 0.5", "method dp-sgd has no option omega"),
     "clip norm": ("train digits --clip-norm 0", "clip_norm=0.0"),
+    "clip": ("train digits --clip soft", "clip='soft'"),
     "epochs and steps": ("train digits --epochs 2 --steps 2", "only one"),
     "sampling": ("train digits --sampling coin", "sampling='coin'"),
     "accountant": ("train digits --accountant guess", "accountant='guess'"),

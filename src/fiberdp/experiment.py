@@ -27,6 +27,7 @@ def fit(
     epsilon: float | None = None,
     delta: float | None = None,
     clip_norm: float | None = None,
+    clip: str = "flat",
     batch_size: int | None = None,
     epochs: int | None = None,
     steps: int | None = None,
@@ -77,6 +78,7 @@ def fit(
         epsilon=chosen.epsilon if epsilon is None else epsilon,
         delta=num_examples**-1.1 if delta is None else delta,
         clip_norm=chosen.clip_norm if clip_norm is None else clip_norm,
+        clip=clip,
         sampling=sampling,
         accountant=accountant,
     )

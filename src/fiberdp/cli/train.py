@@ -21,6 +21,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its checkpoint.")] = False,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="C, the bound on one example's contribution.")] = None,
+    clip: Annotated[str, typer.Option(help="flat, or automatic (every gradient scaled to just under C).")] = "flat",
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     omega: Annotated[float | None, typer.Option(help="Innovation filter's gain, in (0, 1].")] = None,
     kappa: Annotated[float | None, typer.Option(help="Two-point geometry (and DiSK's filter), in (0, 1).")] = None,
@@ -45,7 +46,7 @@ def train(
     with progress(quiet=json) as reporter:
         record = fit(
             recipe, method=method, options={name: value for name, value in given.items() if value is not None},
-            epsilon=epsilon, delta=delta, clip_norm=clip_norm, batch_size=batch_size, epochs=epochs, steps=steps, sampling=sampling,
+            epsilon=epsilon, delta=delta, clip_norm=clip_norm, clip=clip, batch_size=batch_size, epochs=epochs, steps=steps, sampling=sampling,
             accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device, engine=engine,
             micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
         )  # fmt: skip

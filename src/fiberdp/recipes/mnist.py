@@ -22,7 +22,7 @@ def mnist_cnn() -> Recipe:
         epochs=16,
         options={
             "dp-sgd": {"lr": 0.5},
-            "dp-adamw": {"lr": 0.01},
+            "dp-adamw": {"lr": 0.005},
             "dp-adambc": {"lr": 0.001},
             "disk": {"lr": 0.005},
             "disk-corr": {"lr": 0.001},
