@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import UserDict
 
 import pytest
 import torch
@@ -153,3 +154,41 @@ def test_look_ahead_takes_one_evaluation_a_step():
         run.pipeline.engine._gradient = counted
         list(run)
     assert calls == {"fiber": 1 + 3 * 2, "fiber-lookahead": 4}
+
+
+def encoded():
+    """What transformers' tokenizers return: a mapping that is no dict."""
+    return UserDict({"x": torch.randn(1000, 4), "y": torch.randint(0, 2, (1000,))})
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        encoded(),
+        dict(encoded()),
+        {"x": torch.randn(1000, 4).numpy(), "y": torch.randint(0, 2, (1000,)).numpy()},
+    ],
+)
+def test_a_mapping_of_tensors_or_arrays_is_a_data_set(dataset):
+    run = make(epochs=None, steps=2).private(
+        nn.Linear(4, 2), lambda m, b: nn.functional.cross_entropy(m(b["x"]), b["y"], reduction="none"), dataset
+    )
+    assert len(list(run)) == 2
+
+
+def test_a_mapping_with_a_list_field_is_refused_for_what_it_is():
+    with pytest.raises(ValueError, match="fields that are not tensors"):
+        make().private(nn.Linear(4, 2), loss_fn, {"x": torch.randn(1000, 4), "text": ["a"] * 1000})
+
+
+def test_torchs_own_collate_of_pairs_works():
+    rows = [(torch.randn(4), i % 2) for i in range(1000)]
+    plan = make(epochs=None, steps=2)
+    run = plan.private(nn.Linear(4, 2), loss_fn, rows, collate=torch.utils.data.default_collate)
+    assert len(list(run)) == 2
+
+
+def test_what_the_engine_cannot_do_is_refused_at_set_up():
+    rows = [{"x": torch.randn(4), "text": "a"} for _ in range(1000)]
+    with pytest.raises(ValueError, match="not a tensor"):
+        make().private(nn.Linear(4, 1), lambda m, b: m(b["x"]).squeeze(1) * len(b["text"][0]), rows)

@@ -15,6 +15,15 @@ from torch import Tensor
 Tree = Any
 
 
+def normal(tree: Tree) -> Tree:
+    """What users' collate functions return, as nested dicts and tuples: any mapping is a dict, a list of tensors or mappings a tuple."""
+    if isinstance(tree, Mapping):
+        return {key: normal(value) for key, value in tree.items()}
+    if isinstance(tree, tuple) or (isinstance(tree, list) and any(isinstance(x, (Tensor, Mapping, tuple, np.ndarray)) for x in tree)):
+        return tuple(normal(value) for value in tree)
+    return torch.as_tensor(tree) if isinstance(tree, np.ndarray) and tree.dtype.kind in "biuf" else tree
+
+
 def map_leaves(fn: Callable[[Any], Any], tree: Tree) -> Tree:
     """Apply `fn` to every leaf (Tensor or list), keeping the structure."""
     if isinstance(tree, dict):
@@ -78,6 +87,8 @@ def collate(examples: Sequence[Any]) -> Tree:
             [3, 4]]), 'text': ['a', 'b']}
     """
     first = examples[0]
+    if isinstance(first, (str, bytes)):  # NumPy's strings too, which are np.generic
+        return list(examples)
     if isinstance(first, Mapping):
         return {key: collate([example[key] for example in examples]) for key in first}
     if isinstance(first, tuple) or (isinstance(first, list) and not _is_numeric(first)):

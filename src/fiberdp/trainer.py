@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fiberdp import _validate
+from fiberdp import _tree, _validate
 from fiberdp._random import Keys
 from fiberdp.accounting import Ledger
 from fiberdp.diagnostics.receipt import Receipt, noise_receipt, receipt_steps
@@ -41,7 +41,8 @@ class Run:
     model: its trainable parameters become views into one vector (see `FlatParameters`); nothing else of it changes.
     loss_fn(model, batch) -> Tensor[b], one loss per example.  dataset: a dict or tuple of tensors, or any map-style data set.
     keys: where all randomness comes from; by default secret operating-system entropy.  ledger: path of the ledger file; without one
-    it is kept in memory.  engine, micro_batch_size: change time and memory, never the result.
+    it is kept in memory.  engine, micro_batch_size: change time and memory, never epsilon, and never the result but by rounding, with
+    one exception: a model that draws random numbers (dropout) gets its masks a micro-batch at a time from vmap, an example from loop.
 
     Guarantee: the sequence of releases, and so everything computed from them (theta included), is
     (epsilon, delta)-DP under the plan's relation; each step is charged before its release, an empty batch and a NaN example included.
@@ -79,6 +80,9 @@ class Run:
         check_loss(loss, self.flat.views(self.flat.theta), row)
         worker = ENGINES[engine](self.flat, loss)
         probes = plan.method.observation.probes()
+        # once on blank examples, so that what the engine cannot do is refused here and not in mid-run
+        blank = _tree.to(_tree.zeros(row, 2), self.flat.theta.device)
+        worker.clipped_sum(probes, torch.zeros_like(self.flat.theta), blank, plan.clip, seed=0, loss_scale=0.0)
         if micro_batch_size is None:
             micro_batch_size = worker.micro_batch_size(row, len(probes))
         _validate.count("micro_batch_size", micro_batch_size, why="It is how many examples are in memory at a time.")

@@ -178,13 +178,10 @@ def test_training_continues_after_empty_batches(kind, engine, reads_text):
 
 def test_vmap_refuses_a_loss_that_reads_the_string_before_the_first_step(monkeypatch):
     monkeypatch.undo()  # the whole receipt: in 4 steps every batch may be empty
-    run = private(loss_fn("dict", True), Rows(KINDS["dict"][0]), "vmap")
     with pytest.raises(ValueError, match="a field that is not a tensor"):
-        run.step()
-    assert len(run.ledger) == run.optimizer.t == 0
+        private(loss_fn("dict", True), Rows(KINDS["dict"][0]), "vmap")
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="_tree takes a Mapping that is not a dict for a leaf")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_collate_that_returns_an_encoding(engine):
     """transformers' DataCollatorWithPadding returns a BatchEncoding, which is a UserDict."""
@@ -196,7 +193,6 @@ def test_a_collate_that_returns_an_encoding(engine):
     assert len(list(run)) == STEPS
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="_tree.collate hands np.str_, a np.generic, to torch.as_tensor")
 def test_a_string_that_comes_from_a_numpy_array():
     texts = np.array([text(i) for i in range(N)])
     source = as_source(Rows(lambda i: {"ids": IDS[i], "text": texts[i]}))

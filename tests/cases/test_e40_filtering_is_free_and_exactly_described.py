@@ -240,7 +240,7 @@ def test_weights_of_the_mixture(kappa, gamma):
     a = observation(kappa, gamma).a
     assert a == pytest.approx((1 - kappa) / (kappa * gamma), rel=1e-12)
     assert abs(a) + abs(1 - a) == pytest.approx(APART[kappa, gamma], rel=1e-12)
-    assert sum(probe.weight for probe in observation(kappa, gamma).probes()) == pytest.approx(1.0, rel=1e-12)
+    assert observation(kappa, gamma).probes() == (Probe(1 - a, 0.0), Probe(a, gamma))
 
 
 def test_extrapolation_must_be_asked_for():

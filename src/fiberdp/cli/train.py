@@ -30,8 +30,8 @@ def train(
     allow_extrapolation: Annotated[bool, typer.Option("--allow-extrapolation", help="Accept (1-kappa)/(kappa*gamma) > 1.")] = False,
     sampling: Annotated[str, typer.Option(help="poisson, fixed_size or shuffle.")] = "poisson",
     accountant: Annotated[str | None, typer.Option(help="pld, rdp or rdp-classic.")] = None,
-    engine: Annotated[str, typer.Option(help="vmap or loop; changes no result.")] = "vmap",
-    micro_batch_size: Annotated[int | None, typer.Option(help="Examples in memory at a time; changes no result.")] = None,
+    engine: Annotated[str, typer.Option(help="vmap or loop; changes no epsilon.")] = "vmap",
+    micro_batch_size: Annotated[int | None, typer.Option(help="Examples in memory at a time; changes no epsilon.")] = None,
     unaccounted: Annotated[bool, typer.Option("--unaccounted", help="Keep raw training statistics in resume/ (NOT private).")] = False,
     json: Annotated[bool, typer.Option("--json", help="The record as one JSON document on stdout.")] = False,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -53,9 +53,9 @@ class MapSource:
 
     def take(self, indices: Tensor) -> Any:
         if len(indices):
-            return self._collate([self._dataset[i] for i in indices.tolist()])
+            return _tree.normal(self._collate([self._dataset[i] for i in indices.tolist()]))
         if self._empty is None:
-            self._empty = _tree.take(self._collate([self._dataset[0]]), slice(0, 0))
+            self._empty = _tree.take(_tree.normal(self._collate([self._dataset[0]])), slice(0, 0))
         return self._empty
 
     def fingerprint(self) -> str:
@@ -64,9 +64,10 @@ class MapSource:
 
 
 def as_source(dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = None) -> Source:
-    """Wrap what users have: a dict or tuple of tensors, a TensorDataset, or any map-style data set.
+    """Wrap what users have: a mapping or tuple of tensors or arrays, a TensorDataset, or any map-style data set.
 
-    Raises ValueError for a DataLoader or an iterable: they draw their own batches, which the accounting cannot vouch for.
+    Raises ValueError for a DataLoader or an iterable: they draw their own batches, which the accounting cannot vouch for; and for
+    a mapping or tuple that holds anything but tensors.
     """
     if isinstance(dataset, torch.utils.data.DataLoader) or not hasattr(dataset, "__len__"):
         raise ValueError(
@@ -75,6 +76,12 @@ def as_source(dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = Non
         )
     if isinstance(dataset, torch.utils.data.TensorDataset):
         return TensorSource(dataset.tensors)
-    if collate is None and isinstance(dataset, (dict, tuple, Tensor)) and all(isinstance(x, Tensor) for x in _tree.leaves(dataset)):
-        return TensorSource(dataset)
+    whole = _tree.normal(dataset) if isinstance(dataset, (Mapping, tuple)) else dataset
+    if isinstance(whole, (dict, tuple, Tensor)):
+        if not all(isinstance(leaf, Tensor) for leaf in _tree.leaves(whole)):
+            raise ValueError(
+                f"dataset is a {type(dataset).__name__} with fields that are not tensors: a mapping or tuple must hold tensors with one row "
+                "per example, or one row could not be told from a field. Pass tensors, or a data set with len() and [i]."
+            )
+        return TensorSource(whole)
     return MapSource(dataset, collate)
