@@ -80,8 +80,8 @@ def as_source(dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = Non
     if isinstance(whole, (dict, tuple, Tensor)):
         if not all(isinstance(leaf, Tensor) for leaf in _tree.leaves(whole)):
             raise ValueError(
-                f"dataset is a {type(dataset).__name__} with fields that are not tensors: a mapping or tuple must hold tensors with one row "
-                "per example, or one row could not be told from a field. Pass tensors, or a data set with len() and [i]."
+                f"dataset is a {type(dataset).__name__} with fields that are not tensors: a mapping or tuple must hold tensors with "
+                "one row per example, or one row could not be told from a field. Pass tensors, or a data set with len() and [i]."
             )
         return TensorSource(whole)
     return MapSource(dataset, collate)
