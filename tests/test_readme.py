@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 from pathlib import Path
 
+import pytest
+
 import fiberdp
+from fiberdp.accounting import read_ledger
 from fiberdp.cli import main
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_python_block_runs(capsys):
@@ -35,4 +41,25 @@ def test_the_method_table_names_every_method():
 
 def test_the_files_it_links_exist():
     for link in re.findall(r"\]\(([\w/.]+)\)", README):
-        assert (Path(__file__).parent.parent / link).exists(), link
+        assert (ROOT / link).exists(), link
+
+
+def test_the_results_table_is_the_one_the_records_give():
+    spec = importlib.util.spec_from_file_location("results_table", ROOT / "scripts" / "results_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.table("mnist-cnn") == README.split(script.BEGIN)[1].split(script.END)[0].strip()
+
+
+def test_every_committed_result_is_proved_and_charged_by_its_own_ledger():
+    for path in (ROOT / "results").glob("*/*/record.json"):
+        record = json.loads(path.read_text())
+        privacy = record["privacy"]
+        ledger = fiberdp.accounting.compose([event for _, event in read_ledger(path.with_name("ledger.jsonl"))])
+        spent = fiberdp.accounting.epsilon(ledger, privacy["delta"], relation=privacy["relation"], accountant=privacy["accountant"])
+        assert spent == pytest.approx(privacy["epsilon"], rel=1e-9)
+        assert record["receipt"]["passed"]
+        assert abs(record["receipt"]["std_ratio"] - 1) < 5 * record["receipt"]["standard_error"]
+        assert record["keys"] == "secret"

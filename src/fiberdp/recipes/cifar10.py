@@ -20,7 +20,7 @@ def cifar10_cnn5() -> Recipe:
         clip_norm=1.0,
         batch_size=5000,
         epochs=80,
-        options={},
+        options={},  # not tuned here yet: each method's own default learning rate
         load=lambda data_dir: with_held_out(load_images(CIFAR10, data_dir), 5000),
         build=cnn5,
         loss=classification_loss,
