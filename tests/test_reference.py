@@ -20,7 +20,6 @@ from fiberdp.clipping import Flat
 from fiberdp.engines import ENGINES, Loss
 from fiberdp.filters import EMA, Innovation
 from fiberdp.flat import FlatParameters
-from fiberdp.linear import StateSpace
 from fiberdp.mechanisms import Gaussian
 from fiberdp.methods import METHODS, method
 from fiberdp.moments import calibration
@@ -170,12 +169,12 @@ def look_back(patch):
 
 
 def attenuation_off_by_a_tenth(patch):
-    honest = StateSpace.noise_gain
-    patch.setattr(StateSpace, "noise_gain", lambda self, *k: 1.1 * honest(self, *k))
+    honest = calibration._stationary_gain
+    patch.setattr(calibration, "_stationary_gain", lambda filter, k: 1.1 * honest(filter, k))
 
 
 def attenuation_missing(patch):
-    patch.setattr(StateSpace, "noise_gain", lambda self, *k: 1.0)
+    patch.setattr(calibration, "_stationary_gain", lambda filter, k: 1.0)
 
 
 def gain_reversed(patch):
