@@ -15,7 +15,7 @@ def digits() -> Recipe:
         model="MLP, 3,610",
         data="scikit-learn",
         paper="none",
-        cpu_minutes=0.3,
+        cpu_minutes=0.1,
         epsilon=4.0,
         clip_norm=1.0,
         batch_size=256,
