@@ -72,8 +72,7 @@ class RunDirectory:
         if state and state["fingerprint"] != self.fingerprint:
             raise ValueError(
                 "the training data changed since the run was started: a resumed run must see the same rows, because "
-                "reusing its noise on others "
-                "would reveal their difference. Restore the data, or start in a new --out."
+                "reusing its noise on others would reveal their difference. Restore the data, or start in a new --out."
             )
         self.reporter.proved(run.plan, run.prove())
         if not self.folder:
@@ -84,8 +83,7 @@ class RunDirectory:
             if len(run.ledger) < state["step"]:
                 raise ValueError(
                     f"the ledger has {len(run.ledger)} lines, the checkpoint is at step {state['step']}: every step "
-                    "before it must be charged, or "
-                    "epsilon would come out too small. Restore ledger.jsonl."
+                    "before it must be charged, or epsilon would come out too small. Restore ledger.jsonl."
                 )
             self.seconds = state["seconds"]
             self._rewind_metrics(state["step"])
@@ -99,22 +97,20 @@ class RunDirectory:
         every = plan.sampler.steps_per_epoch
         raw = Unaccounted(self.folder / "resume" / "unaccounted.jsonl", run.optimizer.t) if self.unaccounted and self.folder else None
         run.tap = raw.add if raw else None
-        started = saved = time.monotonic()
+        started = time.monotonic()  # of the training since the last checkpoint: evaluation is not counted
         for step in run:
             done = step.step + 1
             if raw:
                 raw.close(step.step, plan.clip.sensitivity)
             self.reporter.stepped(done, plan.steps)
-            now = time.monotonic()
-            if done % every == 0 or done == plan.steps:
-                self.seconds += now - started
-                self._evaluate(done, step.lr)
+            elapsed = time.monotonic() - started
+            evaluating = done % every == 0 or done == plan.steps
+            if evaluating or elapsed > CHECKPOINT_SECONDS:
+                self.seconds += elapsed
+                if evaluating:
+                    self._evaluate(done, step.lr)
                 self._checkpoint()
-                started = saved = time.monotonic()
-            elif now - saved > CHECKPOINT_SECONDS:
-                self.seconds += now - started
-                self._checkpoint()
-                started = saved = time.monotonic()
+                started = time.monotonic()
 
     def finish(self, test: bool) -> dict[str, Any]:
         """The record; and, with a directory, release/ and record.json, in that order: the record says that the rest is there."""

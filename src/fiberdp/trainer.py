@@ -122,8 +122,7 @@ class Run:
         if self.optimizer.t >= self.plan.steps:
             raise ValueError(
                 f"step {self.optimizer.t} of a plan of {self.plan.steps} steps: a run ends with its plan, because its "
-                "epsilon was calibrated for "
-                "those steps. Make a plan with more steps."
+                "epsilon was calibrated for those steps. Make a plan with more steps."
             )
         self.prove()
         self.flat.check()
