@@ -12,6 +12,7 @@ from fiberdp import _validate
 from fiberdp._random import Keys
 from fiberdp.checkpoint import load_checkpoint
 from fiberdp.engines.loss import random_state
+from fiberdp.methods import Method
 from fiberdp.methods import method as method_named
 from fiberdp.planning import plan
 from fiberdp.recipes import RECIPES, Recipe
@@ -22,7 +23,7 @@ from fiberdp.trainer import Run
 def fit(
     recipe: str | Recipe,
     *,
-    method: str = "fiber",
+    method: str | Method = "fiber",
     options: dict[str, Any] | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -46,7 +47,8 @@ def fit(
 ) -> dict[str, Any]:
     """Train a recipe privately and return its record (the content of record.json).
 
-    What is None comes from the recipe.  options: changes to the method (lr, omega, kappa, …).  out: the run directory, which must be
+    What is None comes from the recipe.  method: a name of the table, or a
+    composition (`fiberdp.Method`).  options: changes to a named method (lr, omega, kappa, …).  out: the run directory, which must be
     new, or hold the run to `resume`; without it nothing is written.  seed: derive every stream from it (reproducible, and not private
     against who knows it); by default keys are secret.  unaccounted: also keep raw training statistics, in the secret folder.
     test: evaluate on the test rows at the end (leave it out while tuning).
@@ -55,7 +57,7 @@ def fit(
     Raises ValueError in one line for bad input, before anything is written.
     """
     chosen = recipe if isinstance(recipe, Recipe) else RECIPES[_validate.choice("recipe", recipe, tuple(RECIPES))]()
-    tuned = method_named(method, **({**chosen.options.get(method, {}), **(options or {})}))
+    tuned = _method(chosen, method, options or {})
     folder = _folder(out, resume)
     if epsilon is not None:
         _validate.positive("epsilon", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
@@ -84,7 +86,7 @@ def fit(
     )
     saved, state = load_checkpoint(folder / "resume") if folder and resume else ({}, {})
     keys = Keys.from_json(state["keys"]) if state else (Keys.secret() if seed is None else Keys.seeded(seed))
-    config = {"recipe": chosen.name, "method": method, "seed": seed, "device": device, "engine": engine, "plan": agreed.to_json()}
+    config = {"recipe": chosen.name, "method": tuned.name, "seed": seed, "device": device, "engine": engine, "plan": agreed.to_json()}
     if state:
         _same_run(state["config"], config)
         micro_batch_size = micro_batch_size or state["micro_batch_size"]
@@ -96,6 +98,15 @@ def fit(
     trained.prepare(saved, state)
     trained.train()
     return trained.finish(test)
+
+
+def _method(recipe: Recipe, method: str | Method, options: dict[str, Any]) -> Method:
+    """A name of the table with the recipe's tuned options and the caller's; or a composition, as it is."""
+    if isinstance(method, str):
+        return method_named(method, **{**recipe.options.get(method, {}), **options})
+    if options:
+        raise ValueError(f"options {', '.join(options)} with a composed method: it already says everything. Use dataclasses.replace on it.")
+    return method
 
 
 def _folder(out: str | Path | None, resume: bool) -> Path | None:

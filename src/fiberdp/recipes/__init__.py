@@ -4,9 +4,14 @@ from collections.abc import Callable
 
 from fiberdp.recipes.cifar10 import cifar10_cnn5
 from fiberdp.recipes.digits import digits
-from fiberdp.recipes.mnist import mnist_cnn
+from fiberdp.recipes.mnist import fashion_cnn, mnist_cnn
 from fiberdp.recipes.recipe import Recipe
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"digits": digits, "mnist-cnn": mnist_cnn, "cifar10-cnn5": cifar10_cnn5}
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "digits": digits,
+    "mnist-cnn": mnist_cnn,
+    "fashion-cnn": fashion_cnn,
+    "cifar10-cnn5": cifar10_cnn5,
+}
 
 __all__ = ["RECIPES", "Recipe"]

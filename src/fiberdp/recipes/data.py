@@ -49,6 +49,7 @@ class ImageSource:
 
 
 MNIST = ImageSource("ylecun/mnist", "mnist", "image", "label", num_classes=10)
+FASHION_MNIST = ImageSource("zalando-datasets/fashion_mnist", "fashion_mnist", "image", "label", num_classes=10)
 CIFAR10 = ImageSource("uoft-cs/cifar10", "cifar10", "img", "label", num_classes=10)
 
 

@@ -1,6 +1,8 @@
-"""MNIST with the small tanh CNN of Papernot et al. (2021) and Tramer and Boneh (2021)."""
+"""MNIST and Fashion-MNIST with the small tanh CNN of Papernot et al. (2021) and Tramer and Boneh (2021)."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from fiberdp.recipes.recipe import Recipe, classification_loss, with_held_out
 
@@ -34,4 +36,18 @@ def mnist_cnn() -> Recipe:
         load=lambda data_dir: with_held_out(load_images(MNIST, data_dir), 5000),
         build=tramer_boneh_cnn,
         loss=classification_loss,
+    )
+
+
+def fashion_cnn() -> Recipe:
+    from fiberdp.recipes.data import FASHION_MNIST, load_images
+
+    mnist = mnist_cnn()
+    return replace(
+        mnist,
+        name="fashion-cnn",
+        task="clothes 28x28",
+        data=FASHION_MNIST.hub_name,
+        paper="-",
+        load=lambda data_dir: with_held_out(load_images(FASHION_MNIST, data_dir), 5000),
     )
