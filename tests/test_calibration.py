@@ -51,7 +51,7 @@ def second_moments_of_noise(filter, noises, beta2):
         rows.append(g_tilde.clone())
     W = np.zeros((T, T))
     for s, noise in enumerate(noises):
-        for j, k in enumerate(noise.impulse_response[: s + 1]):
+        for j, k in enumerate(noise.impulse_response(s + 1)):
             W[s, s - j] = noise.std * k
     variances = ((torch.stack(rows).numpy() @ W) ** 2).sum(1)
     return np.array([sum((1 - beta2) * beta2 ** (t - s) * variances[s] for s in range(t + 1)) / (1 - beta2 ** (t + 1)) for t in range(T)])

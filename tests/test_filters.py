@@ -207,10 +207,14 @@ def test_noise_gain_for_correlated_noise_is_as_in_methods_section_2(filter, A):
     for t in range(80):
         k[t] = ((t == 0) - sum(c[j] * k[t - j] for j in range(1, 4) if j <= t)) / c[0]
     system = stationary(filter)
-    gain = system.noise_gain(tuple(k))
+    gain = system.noise_gain(Noise(1.0, tuple(k)))
     assert gain == pytest.approx(A, abs=6e-6)
     assert (np.convolve(system.impulse_response(80), k) ** 2).sum() == pytest.approx(A, abs=6e-6)
     assert variances(filter, 120, Noise(1.0, tuple(k)))[-1] == pytest.approx(A, abs=6e-6)
+    recursive = Noise(1.0, a=tuple(c))  # the same noise, said as x = C^{-1} z
+    assert recursive.impulse_response(80) == pytest.approx(k)
+    assert system.noise_gain(recursive) == pytest.approx(gain, rel=1e-10)
+    assert variances(filter, 120, recursive) == pytest.approx(variances(filter, 120, Noise(1.0, tuple(k))), rel=1e-10)
     assert abs(gain / system.noise_gain() - 1) > 0.5  # the white-noise gain would be far off
 
 

@@ -17,6 +17,8 @@ from fiberdp.types import Noise
 
 Array = np.ndarray
 
+WHITE = Noise(1.0)
+
 
 @dataclass(frozen=True)
 class StateSpace:
@@ -39,28 +41,40 @@ class StateSpace:
             z = self.M @ z
         return h
 
-    def noise_gain(self, impulse_response: tuple[float, ...] = (1.0,)) -> float:
-        """A = Var[g~] / std^2 at stationarity, for noise with the given impulse response (1.0 = white).
+    def noise_gain(self, noise: Noise = WHITE) -> float:
+        """A = Var[g~] / std^2 at stationarity, for noise through the noising filter of `noise` (its std does not matter).
 
-        H Sigma H' with Sigma = M Sigma M' + G G' (eq. 17), the noising filter's taps being part of the state.
+        H Sigma H' with Sigma = M Sigma M' + G G' (eq. 17), the noising filter being part of the system.
         """
-        M, G, H = self._with_noising(impulse_response, 1.0)
+        M, G, H = self._driven_by(Noise(1.0, noise.b, noise.a))
         return float(H @ solve_discrete_lyapunov(M, np.outer(G, G)) @ H)
+
+    def mean_lag(self) -> float:
+        """Sum_j j h_j / Sum_j h_j = H (I - M)^{-2} M G / DC gain: by how many steps a slow drift is followed late; 0 is no lag."""
+        resolvent = np.linalg.inv(np.eye(len(self.G)) - self.M)
+        return float(self.H @ resolvent @ resolvent @ self.M @ self.G) / self.dc_gain()
 
     def dc_gain(self) -> float:
         """Sum_j h_j = H (I - M)^{-1} G: what a constant gradient is multiplied by in the long run."""
         return float(self.H @ np.linalg.solve(np.eye(len(self.G)) - self.M, self.G))
 
-    def _with_noising(self, k: tuple[float, ...], std: float) -> tuple[Array, Array, Array]:
-        """The system driven by unit white noise through w_t = std Sum_j k_j z_{t-j}; the extra states are z_{t-1}, z_{t-2}, …"""
-        n, taps = len(self.G), len(k) - 1
-        M = np.zeros((n + taps, n + taps))
+    def _driven_by(self, noise: Noise) -> tuple[Array, Array, Array]:
+        """The system with `noise` as input, driven by unit white z_t: state (filter, z_{t-1}, z_{t-2}, …, x_{t-1}, x_{t-2}, …)."""
+        b, a = np.array(noise.b) / noise.a[0], np.array(noise.a) / noise.a[0]
+        n, q, p = len(self.G), len(b) - 1, len(a) - 1
+        x_t = np.concatenate([np.zeros(n), b[1:], -a[1:]])  # x_t = x_t @ state + b_0 z_t
+        M = np.zeros((n + q + p, n + q + p))
         M[:n, :n] = self.M
-        M[:n, n:] = std * np.outer(self.G, k[1:])
-        if taps:
-            M[n + 1 :, n:-1] = np.eye(taps - 1)
-        G = np.concatenate([std * k[0] * self.G, np.eye(1, taps)[0] if taps else np.empty(0)])
-        return M, G, np.concatenate([self.H, np.zeros(taps)])
+        M[:n] += noise.std * np.outer(self.G, x_t)
+        G = np.concatenate([noise.std * b[0] * self.G, np.zeros(q + p)])
+        if q:
+            M[n + 1 : n + q, n : n + q - 1] = np.eye(q - 1)
+            G[n] = 1.0
+        if p:
+            M[n + q] = x_t
+            M[n + q + 1 :, n + q : -1] = np.eye(p - 1)
+            G[n + q] = b[0]
+        return M, G, np.concatenate([self.H, np.zeros(q + p)])
 
 
 class NoiseVariance:
@@ -68,7 +82,7 @@ class NoiseVariance:
 
         Sigma_t = M Sigma_{t-1} M' + G G' std_t^2,      Var[n_t] = H Sigma_t H'
 
-    (with the noising filter's taps in the state when the noise is coloured).  `covariance` is the whole state.
+    (with the noising filter in the system when the noise is correlated).  `covariance` is the whole state.
     """
 
     def __init__(self, covariance: Array | None = None) -> None:
@@ -76,7 +90,7 @@ class NoiseVariance:
 
     def update(self, system: StateSpace, noise: Noise) -> float:
         """Advance one step with this step's system and noise; return Var[n_t] in gradient units squared."""
-        M, G, H = system._with_noising(noise.impulse_response, noise.std)
+        M, G, H = system._driven_by(noise)
         previous = np.zeros_like(M) if self.covariance is None else self.covariance
         self.covariance = M @ previous @ M.T + np.outer(G, G)
         return float(H @ self.covariance @ H)

@@ -38,18 +38,34 @@ class ClippedSum:
 
 @dataclass(frozen=True)
 class Noise:
-    """What noise one coordinate of a released gradient carries.
+    """What noise one coordinate of a released gradient carries: w_t = std x_t, with x_t white noise through a noising filter.
 
-    std: standard deviation of the white innovations, gradient units (sigma_w = sigma C / B).
-    impulse_response: k of the noising filter, w_t = std * sum_j k_j z_{t-j}; (1.0,) is white noise.
+        Sum_j a_j x_{t-j}  =  Sum_j b_j z_{t-j},        z_t ~ N(0, 1) white,  z = x = 0 before step 0
+
+    std: standard deviation of what one unit of z adds, gradient units (sigma_w = sigma C / B for white noise).
+    b, a: the noising filter of a correlated mechanism, moving-average and recursive part; both (1.0,) is white noise.  For a Toeplitz
+    strategy matrix with coefficients c (x = C^{-1} z), a is c.
     """
 
     std: float
-    impulse_response: tuple[float, ...] = (1.0,)
+    b: tuple[float, ...] = (1.0,)
+    a: tuple[float, ...] = (1.0,)
 
     @property
     def white(self) -> bool:
-        return self.impulse_response == (1.0,)
+        return len(self.a) == len(self.b) == 1
+
+    def impulse_response(self, length: int) -> tuple[float, ...]:
+        """k_j, j < length, of the noising filter: x_t = Sum_j k_j z_{t-j}.
+
+        >>> Noise(1.0, a=(1.0, -0.5)).impulse_response(4)
+        (1.0, 0.5, 0.25, 0.125)
+        """
+        k: list[float] = []
+        for j in range(length):
+            recursive = sum(self.a[i] * k[j - i] for i in range(1, min(j, len(self.a) - 1) + 1))
+            k.append(((self.b[j] if j < len(self.b) else 0.0) - recursive) / self.a[0])
+        return tuple(k)
 
 
 @dataclass(frozen=True)

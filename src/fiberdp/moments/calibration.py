@@ -73,7 +73,7 @@ class Raw(_Floored):
     name: ClassVar[str] = "raw"
 
     def phi(self, noise: Noise, filter: Filter, t: int, beta2: float, state: State) -> tuple[float, State]:
-        return noise.std**2 * sum(k * k for k in noise.impulse_response), state
+        return noise.std**2 * _stationary_gain(_NO_FILTER, noise), state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +83,21 @@ class Steady(_Floored):
     name: ClassVar[str] = "steady"
 
     def phi(self, noise: Noise, filter: Filter, t: int, beta2: float, state: State) -> tuple[float, State]:
-        return noise.std**2 * _stationary_gain(filter, noise.impulse_response), state
+        return noise.std**2 * _stationary_gain(filter.system(1), noise), state
+
+
+def _stationary_gain(system: StateSpace, noise: Noise) -> float:
+    """A of this system for this noise's colour, solved once."""
+    return _solved(system.M.tobytes(), system.G.tobytes(), system.H.tobytes(), noise.b, noise.a)
 
 
 @lru_cache(maxsize=64)
-def _stationary_gain(filter: Filter, impulse_response: tuple[float, ...]) -> float:
-    """A, solved once a filter (frozen values) and noise.  Its system from t = 1 on, whatever it does at its first step."""
-    return filter.system(1).noise_gain(impulse_response)
+def _solved(M: bytes, G: bytes, H: bytes, b: tuple[float, ...], a: tuple[float, ...]) -> float:
+    g = np.frombuffer(G)
+    return StateSpace(np.frombuffer(M).reshape(len(g), len(g)), g, np.frombuffer(H)).noise_gain(Noise(1.0, b, a))
+
+
+_NO_FILTER = StateSpace(np.zeros((1, 1)), np.ones(1), np.ones(1))
 
 
 @dataclass(frozen=True, kw_only=True)
