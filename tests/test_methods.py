@@ -232,7 +232,7 @@ def test_json_names_every_part_and_setting():
     assert list(config) == ["name", *PARTS]
     assert config["observation"] == {"type": "two_point", "kappa": 0.6, "gamma": 0.7, "allow_extrapolation": False}
     assert config["filter"] == {"type": "innovation", "omega": 0.9}
-    assert config["calibration"] == {"type": "steady", "eps_v": 1e-8}
+    assert config["calibration"] == {"type": "steady", "eps_v": 1e-8, "eps_v_scale": 1.0}
 
 
 @every_method

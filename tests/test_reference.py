@@ -126,7 +126,7 @@ def difference(a, b):
 
 
 def floor(name):
-    return {"eps_v": EPS_V} if METHODS[name].calibration.eps_v else {}
+    return {"eps_v": EPS_V} if hasattr(METHODS[name].calibration, "eps_v") else {}
 
 
 def chosen(name):
@@ -169,26 +169,25 @@ def look_back(patch):
 
 
 def attenuation_off_by_a_tenth(patch):
-    honest = calibration._stationary_gain
-    patch.setattr(calibration, "_stationary_gain", lambda filter, k: 1.1 * honest(filter, k))
+    honest = calibration.stationary_gain
+    patch.setattr(calibration, "stationary_gain", lambda system, noise: 1.1 * honest(system, noise))
 
 
 def attenuation_missing(patch):
-    patch.setattr(calibration, "_stationary_gain", lambda filter, k: 1.0)
+    patch.setattr(calibration, "stationary_gain", lambda system, noise: 1.0)
 
 
 def gain_reversed(patch):
-    honest = Innovation.update
-    patch.setattr(Innovation, "update", lambda self, g, state: honest(Innovation(omega=1 - self.omega), g, state))
+    patch.setattr(Innovation, "gains", lambda self, t: (1 - self.omega,))
 
 
 def ema_started_at_zero(patch):
-    patch.setattr(EMA, "init", lambda self, g: {"g_tilde": torch.zeros_like(g)})
+    patch.setattr(EMA, "gains", lambda self, t: (self.kappa,))
 
 
 def first_step_uncalibrated(patch):
-    honest = calibration.Exact.phi
-    patch.setattr(calibration.Exact, "phi", lambda self, noise, filter, t, beta2, state: honest(self, noise, filter, t + 1, beta2, state))
+    honest = calibration.Exact._phi
+    patch.setattr(calibration.Exact, "_phi", lambda self, noise, now, settled, t, *rest: honest(self, noise, now, settled, t + 1, *rest))
 
 
 def divided_by_the_realised_batch(patch):

@@ -5,11 +5,13 @@
 | dp-sgd          | one-point             | identity         | SGD    | none        |
 | dp-adamw        | one-point             | identity         | AdamW  | none        |
 | dp-adambc       | one-point             | identity         | AdamW  | raw         |
+| doppler         | one-point             | low-pass         | AdamW  | none        |
 | disk            | two-point (0.7, 0.5)  | ema 0.7          | AdamW  | none        |
 | disk-corr       | two-point (0.7, 0.5)  | ema 0.7          | AdamW  | steady      |
 | fiber           | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | steady      |
 | fiber-nocorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | none        |
 | fiber-bccorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | raw         |
+| fiber-tied      | two-point (0.6, 0.7)  | innovation 0.6   | AdamW  | none        |
 | fiber-lookahead | look-ahead (0.6)      | innovation 0.9   | AdamW  | exact       |
 """
 
@@ -19,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fiberdp import _validate
-from fiberdp.filters import EMA, FILTERS, Identity, Innovation
+from fiberdp.filters import EMA, FILTERS, Identity, Innovation, LowPass
 from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
 from fiberdp.observation import OBSERVATIONS, OnePoint, TwoPoint
 from fiberdp.optim import SCHEDULES, SGD, UPDATES, AdamW, WarmupCosine
@@ -103,11 +105,13 @@ METHODS: dict[str, Method] = {
         Method(name="dp-sgd", update=SGD(lr=0.1)),
         Method(name="dp-adamw", update=AdamW(lr=1e-3)),
         Method(name="dp-adambc", calibration=Raw(), update=AdamW(lr=1e-3)),
+        Method(name="doppler", filter=LowPass(), update=AdamW(lr=1e-3)),
         _DISK,
         replace(_DISK, name="disk-corr", calibration=Steady()),
         _FIBER,
         replace(_FIBER, name="fiber-nocorr", calibration=NoCorrection()),
         replace(_FIBER, name="fiber-bccorr", calibration=Raw()),
+        replace(_FIBER, name="fiber-tied", filter=Innovation(omega=0.6), calibration=NoCorrection()),
         replace(_FIBER, name="fiber-lookahead", observation=TwoPoint.look_ahead(kappa=0.6), calibration=Exact()),
     )
 }

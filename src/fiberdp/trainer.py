@@ -94,6 +94,7 @@ class Run:
             update=plan.method.update,
             schedule=plan.method.schedule,
             steps=plan.steps,
+            groups=self.flat.groups(),
         )
         self.ledger = Ledger(ledger)
         self.receipt: Receipt | None = None
