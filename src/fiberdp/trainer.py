@@ -109,7 +109,7 @@ class Run:
                 lambda step: self.pipeline.release_of_nothing(step, d, memory).value,
                 std=noise.std,
                 tensors=[(slot.name, slice(slot.start, slot.stop)) for slot in self.flat.slots],
-                steps=receipt_steps(self.flat.numel, bands=max(len(noise.a), len(noise.b))),
+                steps=receipt_steps(self.flat.numel),
                 charged=None if noise.white else self.plan.charged_noise,
             )
         return self.receipt.require()

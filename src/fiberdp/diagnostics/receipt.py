@@ -95,12 +95,9 @@ class Receipt:
         return self
 
 
-def receipt_steps(numel: int, bands: int = 1) -> int:
-    """How many steps are driven: at least 4, and enough for 50,000 samples of small models (std to 0.3 %), at most 64.
-
-    bands: coefficients of the noising filter; correlated noise is driven for at least bands + 2 steps, so that each of them shows.
-    """
-    return max(min(64, max(4, math.ceil(50_000 / numel))), bands + 2 if bands > 1 else 0)
+def receipt_steps(numel: int) -> int:
+    """How many steps are driven: at least 4, and enough for 50,000 samples of small models (std to 0.3 %), at most 64."""
+    return min(64, max(4, math.ceil(50_000 / numel)))
 
 
 def noise_receipt(
@@ -115,8 +112,10 @@ def noise_receipt(
 
     tensors: (name, where in the vector).  std = 0 (a run without noise) is proved by all values being exactly 0.
     charged: for correlated noise, the noise that each step is charged for; std is then that of the white noise it is made of, at step 0.
+    It is driven for at least bands + 2 steps, so that every coefficient of the noising filter shows.
     """
     whiten = _Whitening(charged) if charged and std else None
+    steps = max(steps, whiten.bands + 2) if whiten else steps
     lags = {k: _Correlation() for k in range(2, 1 + min(whiten.bands, steps - 1))} if whiten else {}
     rms, mean, fourth, lag, neighbours = _Moment(2), _Moment(1), _Moment(4), _Correlation(), _Correlation()
     squares = {name: _Moment(2) for name, _ in tensors}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fiberdp._random import Stream
 
-BLOCK = 2**16  # elements worked on at a time: one block of z stays in the cache while the memory passes by
+BLOCK = 2**17  # elements worked on at a time: one block of z stays in the cache while the memory passes by
 
 
 @dataclass(frozen=True, kw_only=True)
