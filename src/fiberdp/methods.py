@@ -1,4 +1,4 @@
-"""Every method as a value: observation x clip's partner mechanism x filter x calibration x update (METHODS.md section 4).
+"""Every method as a value: observation x mechanism x filter x calibration x update (METHODS.md section 4).
 
 | method          | observation           | filter           | update | calibration |
 |-----------------|-----------------------|------------------|--------|-------------|
@@ -13,6 +13,9 @@
 | fiber-bccorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | raw         |
 | fiber-tied      | two-point (0.6, 0.7)  | innovation 0.6   | AdamW  | none        |
 | fiber-lookahead | look-ahead (0.6)      | innovation 0.9   | AdamW  | exact       |
+| mf-dp-ftrl      | one-point             | identity         | SGD    | none        |
+
+The noise is white, but mf-dp-ftrl's: BandMF with 8 bands.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from typing import Any
 
 from fiberdp import _validate
 from fiberdp.filters import EMA, FILTERS, Identity, Innovation, LowPass
+from fiberdp.mechanisms import MECHANISMS, Banded, White
 from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
 from fiberdp.observation import OBSERVATIONS, OnePoint, TwoPoint
 from fiberdp.optim import SCHEDULES, SGD, UPDATES, AdamW, WarmupCosine
 
 PARTS = {
     "observation": OBSERVATIONS,
+    "mechanism": MECHANISMS,
     "filter": FILTERS,
     "calibration": CALIBRATIONS,
     "update": UPDATES,
@@ -41,6 +46,7 @@ class Method:
 
     name: str = "custom"
     observation: Any = OnePoint()
+    mechanism: Any = White()
     filter: Any = Identity()
     calibration: Any = NoCorrection()
     update: Any
@@ -113,6 +119,7 @@ METHODS: dict[str, Method] = {
         replace(_FIBER, name="fiber-bccorr", calibration=Raw()),
         replace(_FIBER, name="fiber-tied", filter=Innovation(omega=0.6), calibration=NoCorrection()),
         replace(_FIBER, name="fiber-lookahead", observation=TwoPoint.look_ahead(kappa=0.6), calibration=Exact()),
+        Method(name="mf-dp-ftrl", mechanism=Banded(strategy="bandmf", bands=8), update=SGD(lr=0.1)),
     )
 }
 

@@ -28,7 +28,9 @@ def train(
     gamma: Annotated[float | None, typer.Option(help="How far the second point looks ahead.")] = None,
     eps_v: Annotated[float | None, typer.Option(help="Floor of the corrected second moment.")] = None,
     allow_extrapolation: Annotated[bool, typer.Option("--allow-extrapolation", help="Accept (1-kappa)/(kappa*gamma) > 1.")] = False,
-    sampling: Annotated[str, typer.Option(help="poisson, fixed_size or shuffle.")] = "poisson",
+    bands: Annotated[int | None, typer.Option(help="Coefficients of the banded noise of mf-dp-ftrl.")] = None,
+    sampling: Annotated[str | None, typer.Option(help="poisson, fixed_size, shuffle or cyclic; what the method's noise needs.")] = None,
+    groups: Annotated[int | None, typer.Option(help="Groups of cyclic sampling; the bands if left out.")] = None,
     accountant: Annotated[str | None, typer.Option(help="pld, rdp or rdp-classic.")] = None,
     engine: Annotated[str, typer.Option(help="vmap or loop; changes no epsilon.")] = "vmap",
     micro_batch_size: Annotated[int | None, typer.Option(help="Examples in memory at a time; changes no epsilon.")] = None,
@@ -42,12 +44,15 @@ def train(
     from fiberdp.record import to_text
 
     keep_freed_memory()
-    given = {"lr": lr, "omega": omega, "kappa": kappa, "gamma": gamma, "eps_v": eps_v, "allow_extrapolation": allow_extrapolation or None}
+    given = {
+        "lr": lr, "omega": omega, "kappa": kappa, "gamma": gamma, "eps_v": eps_v, "bands": bands,
+        "allow_extrapolation": allow_extrapolation or None,
+    }  # fmt: skip
     with progress(quiet=json) as reporter:
         record = fit(
             recipe, method=method, options={name: value for name, value in given.items() if value is not None},
             epsilon=epsilon, delta=delta, clip_norm=clip_norm, clip=clip, batch_size=batch_size, epochs=epochs, steps=steps,
-            sampling=sampling, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device, engine=engine,
+            sampling=sampling, groups=groups, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device, engine=engine,
             micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
         )  # fmt: skip
     if json:
