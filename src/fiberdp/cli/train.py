@@ -28,6 +28,10 @@ def train(
     gamma: Annotated[float | None, typer.Option(help="How far the second point looks ahead.")] = None,
     eps_v: Annotated[float | None, typer.Option(help="Floor of the corrected second moment.")] = None,
     allow_extrapolation: Annotated[bool, typer.Option("--allow-extrapolation", help="Accept (1-kappa)/(kappa*gamma) > 1.")] = False,
+    multiplicity: Annotated[
+        int | None, typer.Option(help="Augmented copies an example, averaged before the clip; none if left out.")
+    ] = None,
+    averaging: Annotated[float | None, typer.Option(help="Decay of an average of the weights, kept beside them; costs no epsilon.")] = None,
     sampling: Annotated[str, typer.Option(help="poisson, fixed_size or shuffle.")] = "poisson",
     accountant: Annotated[str | None, typer.Option(help="pld, rdp or rdp-classic.")] = None,
     engine: Annotated[str, typer.Option(help="vmap or loop; changes no epsilon.")] = "vmap",
@@ -46,6 +50,7 @@ def train(
     with progress(quiet=json) as reporter:
         record = fit(
             recipe, method=method, options={name: value for name, value in given.items() if value is not None},
+            multiplicity=multiplicity, averaging=averaging,
             epsilon=epsilon, delta=delta, clip_norm=clip_norm, clip=clip, batch_size=batch_size, epochs=epochs, steps=steps,
             sampling=sampling, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device, engine=engine,
             micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
@@ -65,6 +70,11 @@ def _summary(record: dict, out: str | None) -> str:
         f"Noise receipt: std is {receipt['std_ratio']:.4f} +- {receipt['standard_error']:.4f} of what is charged.\n"
         f"Accuracy: test {result['test']:.4f}, held-out {result['heldout']:.4f} (outside epsilon), in {timing['seconds']:.0f} s at "
         f"{timing['examples_per_second']:.0f} images/s.\n"
+        + _averaged(result["averaged"])
         + ("Keys were derived from the seed: reproducible, not private against who knows it.\n" if record["keys"] == "seeded" else "")
         + (f"Run directory: {out}" if out else "Nothing was kept: give --out DIR to keep the model, ledger and record.")
     )
+
+
+def _averaged(result: dict | None) -> str:
+    return f"Averaged weights: test {result['test']:.4f}, held-out {result['heldout']:.4f}.\n" if result else ""

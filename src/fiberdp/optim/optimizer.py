@@ -1,6 +1,6 @@
 """filter -> moments -> update -> theta, d: everything right of the gate, in one pass over memory.
 
-The state is a few vectors named by their symbols (theta, d, g_tilde, r, m, v) and the step t; it is a function of the
+The state is a few vectors named by their symbols (theta, d, g_tilde, r, m, v, theta_bar) and the step t; it is a function of the
 releases alone, so it may be published with them.
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fiberdp.optim.averaging import NoAveraging
 from fiberdp.types import Noise, Release
 
 BLOCK = 2**17  # elements updated at a time: state and temporaries of one block stay in the L2 cache
@@ -49,13 +50,22 @@ class Schedule(Protocol):
     def factor(self, t: int, steps: int) -> float: ...
 
 
+class Averaging(Protocol):
+    def init(self, theta: Tensor) -> dict[str, Tensor]: ...
+    def update(self, theta: Tensor, state: dict[str, Tensor], *, t: int) -> None: ...
+    def average(self, state: dict[str, Tensor]) -> Tensor | None: ...
+
+
 class Optimizer:
     """theta: Tensor[d], changed in place by `step`.  steps: T, which the schedule needs.  t: the next step, from 0.
 
     d is theta_t - theta_{t-1} with everything the update did, weight decay included; None before the first step.
     """
 
-    def __init__(self, theta: Tensor, *, filter: Filter, calibration: Calibration, update: Update, schedule: Schedule, steps: int) -> None:
+    def __init__(
+        self, theta: Tensor, *, filter: Filter, calibration: Calibration, update: Update, schedule: Schedule, steps: int,
+        averaging: Averaging | None = None,
+    ) -> None:  # fmt: skip
         self.theta = theta
         self.filter = filter
         self.calibration = calibration
@@ -67,6 +77,8 @@ class Optimizer:
         self.filter_state: dict[str, Tensor] = {}
         self.moments = {name: torch.zeros_like(theta) for name in update.state_names}
         self.calibration_state: dict[str, np.ndarray] = {}
+        self.averaging = averaging or NoAveraging()
+        self.averaging_state = self.averaging.init(theta)
 
     @property
     def lr(self) -> float:
@@ -94,14 +106,20 @@ class Optimizer:
                 t=self.t, lr=lr, phi=phi, eps_v=self.calibration.eps_v,
             )  # fmt: skip
             torch.sub(theta, d, out=d)
+            self.averaging.update(theta, {name: s[part] for name, s in self.averaging_state.items()}, t=self.t)
             for name, value in new.items():
                 held[name].copy_(value)
         self.t += 1
         return self.d
 
+    @property
+    def theta_bar(self) -> Tensor | None:
+        """The average of the weights, Tensor[d]; None without averaging."""
+        return self.averaging.average(self.averaging_state)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Every vector by its symbol, and the calibration's scalars: with t, all there is to resume."""
-        tensors = {"theta": self.theta, **self.filter_state, **self.moments}
+        tensors = {"theta": self.theta, **self.filter_state, **self.moments, **self.averaging_state}
         if self.d is not None:
             tensors["d"] = self.d
         return tensors | {f"calibration.{name}": torch.as_tensor(np.asarray(value)) for name, value in self.calibration_state.items()}
@@ -114,15 +132,15 @@ class Optimizer:
         started = t > 0
         filters = set(self.filter.init(self.theta)) if started else set()
         scalars = {f"calibration.{name}" for name in self.calibration.state_names} if started else set()
-        expected = {"theta", *self.moments, *filters, *scalars} | ({"d"} if started else set())
+        expected = {"theta", *self.moments, *self.averaging_state, *filters, *scalars} | ({"d"} if started else set())
         if tensors.keys() != expected:
             raise ValueError(
                 f"optimizer state holds {', '.join(sorted(tensors))}: at step {t} this method's holds {', '.join(sorted(expected))}, "
                 "because each filter and calibration has its own memory. Load the state of the same method."
             )
         self.theta.copy_(tensors["theta"])
-        for name, moment in self.moments.items():
-            moment.copy_(tensors[name])
+        for name, vector in {**self.moments, **self.averaging_state}.items():
+            vector.copy_(tensors[name])
         self.t = t
         self.d = tensors["d"].to(self.theta, copy=True) if started else None
         self.filter_state = {name: tensors[name].to(self.theta, copy=True) for name in filters}
