@@ -12,7 +12,7 @@ import pytest
 import fiberdp
 
 ROOT = Path(fiberdp.__file__).parent
-STAGES = ("sampling", "observation", "clipping", "engines", "mechanisms", "filters", "moments", "optim", "accounting")
+STAGES = ("sampling", "augmentation", "observation", "clipping", "engines", "mechanisms", "filters", "moments", "optim", "accounting")
 SHARED = ("types", "flat", "linear", "_tree", "_random", "_validate")
 
 
@@ -51,7 +51,7 @@ def test_nothing_right_of_the_gate_can_name_a_raw_gradient():
     """filters, moments and optim never see ClippedSum, a data set, an engine or a sampler."""
     for package in ("filters", "moments", "optim"):
         for path, names in imports(package).items():
-            assert not names & {"engines", "sampling", "observation", "clipping", "pipeline"}, path
+            assert not names & {"engines", "sampling", "augmentation", "observation", "clipping", "pipeline"}, path
             assert "ClippedSum" not in path.read_text(), path
 
 

@@ -241,7 +241,7 @@ def test_uniforms_fill_the_half_open_unit_interval():
 
 
 def test_streams_steps_keys_and_lags_are_uncorrelated():
-    """1e6 normals a vector; 5 standard errors = 5e-3 for each of 36 pairs and 7 lags.
+    """1e6 normals a vector; 5 standard errors = 5e-3 for each of 45 pairs and 7 lags.
 
     Rejected: a vector that shares 1 % of its variance with another (100 standard errors).
     """
@@ -260,7 +260,7 @@ def test_streams_steps_keys_and_lags_are_uncorrelated():
 
 
 def test_stream_numbers_never_change():
-    assert STREAMS == {"data": 1, "noise": 2, "model": 3, "audit": 4, "receipt": 5}
+    assert STREAMS == {"data": 1, "noise": 2, "model": 3, "audit": 4, "receipt": 5, "augmentation": 6}
 
 
 def test_secret_keys_differ_and_no_repr_shows_them():

@@ -34,7 +34,10 @@ _WHERE = {
     "method": "methods",
     "plan": "planning",
 }
-_PACKAGES = ("accounting", "clipping", "diagnostics", "engines", "filters", "mechanisms", "moments", "observation", "optim", "sampling")
+_PACKAGES = (
+    "accounting", "augmentation", "clipping", "diagnostics", "engines", "filters", "mechanisms", "moments", "observation", "optim",
+    "sampling",
+)  # fmt: skip
 
 __all__ = [
     "METHODS", "RECIPES", "Keys", "Method", "Plan", "Run", "__version__", "account", "fit", "method", "plan",

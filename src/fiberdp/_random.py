@@ -39,7 +39,7 @@ from torch import Tensor
 from fiberdp._validate import choice, count, interval
 
 # Written into every saved run: a number never changes its meaning.
-STREAMS: dict[str, int] = {"data": 1, "noise": 2, "model": 3, "audit": 4, "receipt": 5}
+STREAMS: dict[str, int] = {"data": 1, "noise": 2, "model": 3, "audit": 4, "receipt": 5, "augmentation": 6}
 
 _S = 512  # pairs in a segment; changing it changes every seeded run
 _CHUNK = 256  # segments worked on at a time: enough to hide the cost of a call, 7 MiB of scratch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 
 from fiberdp import _validate
 from fiberdp._random import Keys
+from fiberdp.augmentation import NoAugmentation
 from fiberdp.checkpoint import load_checkpoint
 from fiberdp.engines.loss import random_state
 from fiberdp.methods import Method
 from fiberdp.methods import method as method_named
+from fiberdp.optim import EMAWeights
 from fiberdp.planning import plan
 from fiberdp.recipes import RECIPES, Recipe
 from fiberdp.run_directory import Reporter, RunDirectory, Silent
@@ -25,6 +28,8 @@ def fit(
     *,
     method: str | Method = "fiber",
     options: dict[str, Any] | None = None,
+    multiplicity: int | None = None,
+    averaging: float | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     clip_norm: float | None = None,
@@ -49,7 +54,9 @@ def fit(
     """Train a recipe privately and return its record (the content of record.json).
 
     What is None comes from the recipe.  method: a name of the table, or a
-    composition (`fiberdp.Method`).  options: changes to a named method (lr, omega, kappa, …).  out: the run directory, which must be
+    composition (`fiberdp.Method`).  options: changes to a named method (lr, omega, kappa, …).
+    multiplicity: K augmented copies an example, by the recipe's augmentation unless the method has its own; averaging: decay of an
+    average of the weights, evaluated and released beside them.  out: the run directory, which must be
     new, or hold the run to `resume`; without it nothing is written.  seed: derive every stream from it (reproducible, and not private
     against who knows it); by default keys are secret.  unaccounted: also keep raw training statistics, in the secret folder.
     test: evaluate on the test rows at the end (leave it out while tuning).
@@ -59,6 +66,10 @@ def fit(
     """
     chosen = recipe if isinstance(recipe, Recipe) else RECIPES[_validate.choice("recipe", recipe, tuple(RECIPES))]()
     tuned = _method(chosen, method, options or {})
+    if multiplicity is not None:
+        tuned = replace(tuned, augmentation=replace(_augmentation(chosen, tuned), multiplicity=multiplicity))
+    if averaging is not None:
+        tuned = replace(tuned, averaging=EMAWeights(decay=averaging))
     folder = _folder(out, resume)
     if epsilon is not None:
         _validate.positive("epsilon", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
@@ -109,6 +120,17 @@ def _method(recipe: Recipe, method: str | Method, options: dict[str, Any]) -> Me
     if options:
         raise ValueError(f"options {', '.join(options)} with a composed method: it already says everything. Use dataclasses.replace on it.")
     return method
+
+
+def _augmentation(recipe: Recipe, method: Method) -> Any:
+    if not isinstance(method.augmentation, NoAugmentation):
+        return method.augmentation
+    if recipe.augmentation is None:
+        raise ValueError(
+            f"multiplicity with recipe {recipe.name}: it has no augmentation, so there is nothing to make copies with. Leave multiplicity "
+            "out, or give a method with augmentation=CropFlip(…)."
+        )
+    return recipe.augmentation
 
 
 def _folder(out: str | Path | None, resume: bool) -> Path | None:

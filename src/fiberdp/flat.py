@@ -100,6 +100,15 @@ class FlatParameters:
             size += slot.stop - slot.start
         return [slice(a, b) for a, b in zip(starts, [*starts[1:], self.numel])]
 
+    def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
+        """The module's state dict with `vector`, Tensor[d], in the place of theta: copies on the CPU, tied weights under each name."""
+        views, own = self.views(vector), self.module.state_dict()
+        first = {id(p): name for name, p in self.module.named_parameters()}
+        for name, p in self.module.named_parameters(remove_duplicate=False):
+            if first[id(p)] in views:
+                own[name] = views[first[id(p)]]
+        return {name: tensor.detach().cpu().clone() for name, tensor in own.items()}
+
     def check(self) -> None:
         """Raise ValueError if the module no longer trains what `theta` holds (moved, replaced, frozen or unfrozen)."""
         now = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]

@@ -24,19 +24,22 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fiberdp import _validate
+from fiberdp.augmentation import AUGMENTATIONS, NoAugmentation
 from fiberdp.filters import EMA, FILTERS, Identity, Innovation, LowPass
 from fiberdp.mechanisms import MECHANISMS, Banded, White
 from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
 from fiberdp.observation import OBSERVATIONS, OnePoint, TwoPoint
-from fiberdp.optim import SCHEDULES, SGD, UPDATES, AdamW, WarmupCosine
+from fiberdp.optim import AVERAGINGS, SCHEDULES, SGD, UPDATES, AdamW, NoAveraging, WarmupCosine
 
 PARTS = {
+    "augmentation": AUGMENTATIONS,
     "observation": OBSERVATIONS,
     "mechanism": MECHANISMS,
     "filter": FILTERS,
     "calibration": CALIBRATIONS,
     "update": UPDATES,
     "schedule": SCHEDULES,
+    "averaging": AVERAGINGS,
 }
 
 
@@ -45,12 +48,14 @@ class Method:
     """A composition.  Any observation, filter, calibration and update go together, but SGD has nothing to calibrate."""
 
     name: str = "custom"
+    augmentation: Any = NoAugmentation()
     observation: Any = OnePoint()
     mechanism: Any = White()
     filter: Any = Identity()
     calibration: Any = NoCorrection()
     update: Any
     schedule: Any = WarmupCosine()
+    averaging: Any = NoAveraging()
 
     def __post_init__(self) -> None:
         for part, known in PARTS.items():
@@ -99,6 +104,9 @@ def _refuse_unknown(what: str, given: dict[str, Any], known: list[str]) -> None:
             f"{what} has no option {', '.join(unknown)}: it has {', '.join(known)}. An ignored option would mislead; remove it."
         )
 
+
+# options of parts that no method of the table has: what to do instead
+_PART_OF = {"multiplicity": "augmentation=CropFlip(multiplicity=…)", "decay": "averaging=EMAWeights(decay=…)"}
 
 _FIBER = Method(name="fiber", observation=TwoPoint(), filter=Innovation(), calibration=Steady(), update=AdamW(lr=1e-3))
 _DISK = Method(
@@ -154,6 +162,12 @@ def method(name: str, **options: Any) -> Method:
     unknown = sorted(set(options) - used)
     if unknown:
         known = sorted({f.name for part in PARTS for f in fields(getattr(base, part))})
+        part = next((_PART_OF[option] for option in unknown if option in _PART_OF), None)
+        if part:
+            raise ValueError(
+                f"method {name} has no option {', '.join(unknown)}: its {part.partition('=')[0]} is none, which has nothing to set. "
+                f"Give it one: dataclasses.replace(method, {part})."
+            )
         raise ValueError(
             f"method {name} has no option {', '.join(unknown)}: it has {', '.join(known)}. An option that nothing reads "
             "would mislead; remove it, "

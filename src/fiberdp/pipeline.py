@@ -72,8 +72,16 @@ class Pipeline:
         total, device = torch.zeros_like(self.flat.theta), self.flat.theta.device
         probes, clip = self.plan.method.observation.probes(), self.plan.clip
         seed = self.keys.stream("model").seed(step + 1)  # step 0 of this stream initialised the model
+        first = 0  # position in the whole batch, which the copies and masks of an example depend on; no split changes it
         for part in indices.split(self.micro_batch_size):
-            batch = _tree.to(take(part), device)
-            total += self.engine.clipped_sum(probes, d, batch, clip, seed=seed, loss_scale=loss_scale, tap=tap).total
-            seed += len(part)
+            batch = self._augmented(_tree.to(take(part), device), step, first, len(part))
+            total += self.engine.clipped_sum(probes, d, batch, clip, seed=seed + first, loss_scale=loss_scale, tap=tap).total
+            first += len(part)
         return ClippedSum(total, clip.sensitivity)
+
+    def _augmented(self, batch: Any, step: int, first: int, count: int) -> Any:
+        """The copies of examples [first, first + count) of this step's batch: made once, so every probe sees the same."""
+        augmentation = self.plan.method.augmentation
+        each = augmentation.multiplicity * augmentation.draws
+        uniforms = self.keys.stream("augmentation").uniform(step, first * each, (first + count) * each)
+        return augmentation.apply(batch, uniforms.view(count, augmentation.multiplicity, augmentation.draws))

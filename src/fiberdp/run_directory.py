@@ -4,7 +4,7 @@
     ledger.jsonl     one line a step, on disk before the release                      public
     metrics.jsonl    epsilon so far and held-out metrics, one line an epoch           public
     resume/          the checkpoint with the generators' keys; unaccounted statistics SECRET
-    release/         model.safetensors, config.json, ledger summary                   public, written at the end
+    release/         model.safetensors (averaged.safetensors), config.json, ledger summary   public, written at the end
 
 Order of writing: the checkpoint of step 0 (the keys) before the first line of the ledger; metrics before the checkpoint that
 covers them; release/ before record.json, which says that the run is complete.
@@ -143,6 +143,7 @@ class RunDirectory:
                 "metric": "accuracy",
                 "heldout": self.last["heldout"]["accuracy"],
                 "test": evaluate(run.model, self.rows["test"])["accuracy"] if test else None,
+                "averaged": self._averaged_result(test),
                 "note": "held-out and test rows are never trained on; these figures stand outside epsilon",
             },
             "timing": {
@@ -158,8 +159,9 @@ class RunDirectory:
         if self.folder:
             release = self.folder / "release"
             release.mkdir(exist_ok=True)
-            tensors = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}  # views into theta: copied apart
-            write_atomically(release / "model.safetensors", save(tensors))
+            write_atomically(release / "model.safetensors", save(run.flat.state_dict(run.flat.theta)))
+            if run.optimizer.theta_bar is not None:
+                write_atomically(release / "averaged.safetensors", save(run.flat.state_dict(run.optimizer.theta_bar)))
             write_atomically(release / "config.json", to_text(self.config))
             write_atomically(release / "ledger_summary.json", to_text(record["privacy"]))
             write_atomically(self.folder / "record.json", to_text(record))
@@ -173,7 +175,18 @@ class RunDirectory:
             "epsilon": self.run.epsilon,
             "lr": lr,
             "heldout": evaluate(self.run.model, self.rows["heldout"]),
+            "heldout_averaged": self._averaged("heldout"),
         }
+
+    def _averaged(self, rows: str) -> dict[str, float] | None:
+        """What the averaged weights reach; None without averaging."""
+        theta_bar, flat = self.run.optimizer.theta_bar, self.run.flat
+        return None if theta_bar is None else evaluate(self.run.model, self.rows[rows], parameters=flat.views(theta_bar))
+
+    def _averaged_result(self, test: bool) -> dict[str, float | None] | None:
+        heldout = self.last["heldout_averaged"]
+        reached = self._averaged("test") if test else None
+        return heldout and {"heldout": heldout["accuracy"], "test": reached["accuracy"] if reached else None}
 
     def _evaluate(self, done: int, lr: float) -> None:
         self.last = self._line(done, lr)

@@ -75,13 +75,15 @@ class Run:
         self.source = source
         self.keys = keys or Keys.secret()
         self.flat = FlatParameters(model)
-        loss = Loss(model, loss_fn)
+        augmentation = plan.method.augmentation
+        loss = Loss(model, loss_fn, augmentation.multiplicity)
         row = source.take(torch.zeros(1, dtype=torch.int64))  # read for its structure only
         check_loss(loss, self.flat.views(self.flat.theta), row)
         worker = ENGINES[engine](self.flat, loss)
         probes = plan.method.observation.probes()
         # once on blank examples, so that what the engine cannot do is refused here and not in mid-run
-        blank = _tree.to(_tree.zeros(row, 2), self.flat.theta.device)
+        uniforms = torch.zeros(2, augmentation.multiplicity, augmentation.draws)
+        blank = augmentation.apply(_tree.to(_tree.zeros(row, 2), self.flat.theta.device), uniforms)
         worker.clipped_sum(probes, torch.zeros_like(self.flat.theta), blank, plan.clip, seed=0, loss_scale=0.0)
         if micro_batch_size is None:
             micro_batch_size = worker.micro_batch_size(row, len(probes))
@@ -93,6 +95,7 @@ class Run:
             calibration=plan.method.calibration,
             update=plan.method.update,
             schedule=plan.method.schedule,
+            averaging=plan.method.averaging,
             steps=plan.steps,
             groups=self.flat.groups(),
         )

@@ -31,6 +31,10 @@ def train(
     bands: Annotated[int | None, typer.Option(help="Coefficients of the banded noise of mf-dp-ftrl.")] = None,
     sampling: Annotated[str | None, typer.Option(help="poisson, fixed_size, shuffle or cyclic; what the method's noise needs.")] = None,
     groups: Annotated[int | None, typer.Option(help="Groups of cyclic sampling; the bands if left out.")] = None,
+    multiplicity: Annotated[
+        int | None, typer.Option(help="Augmented copies an example, averaged before the clip; none if left out.")
+    ] = None,
+    averaging: Annotated[float | None, typer.Option(help="Decay of an average of the weights, kept beside them; costs no epsilon.")] = None,
     accountant: Annotated[str | None, typer.Option(help="pld, rdp or rdp-classic.")] = None,
     engine: Annotated[str, typer.Option(help="vmap or loop; changes no epsilon.")] = "vmap",
     micro_batch_size: Annotated[int | None, typer.Option(help="Examples in memory at a time; changes no epsilon.")] = None,
@@ -51,9 +55,10 @@ def train(
     with progress(quiet=json) as reporter:
         record = fit(
             recipe, method=method, options={name: value for name, value in given.items() if value is not None},
+            multiplicity=multiplicity, averaging=averaging,
             epsilon=epsilon, delta=delta, clip_norm=clip_norm, clip=clip, batch_size=batch_size, epochs=epochs, steps=steps,
-            sampling=sampling, groups=groups, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device, engine=engine,
-            micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
+            sampling=sampling, groups=groups, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device,
+            engine=engine, micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
         )  # fmt: skip
     if json:
         print(to_text(record))
@@ -70,6 +75,11 @@ def _summary(record: dict, out: str | None) -> str:
         f"Noise receipt: std is {receipt['std_ratio']:.4f} +- {receipt['standard_error']:.4f} of what is charged.\n"
         f"Accuracy: test {result['test']:.4f}, held-out {result['heldout']:.4f} (outside epsilon), in {timing['seconds']:.0f} s at "
         f"{timing['examples_per_second']:.0f} images/s.\n"
+        + _averaged(result["averaged"])
         + ("Keys were derived from the seed: reproducible, not private against who knows it.\n" if record["keys"] == "seeded" else "")
         + (f"Run directory: {out}" if out else "Nothing was kept: give --out DIR to keep the model, ledger and record.")
     )
+
+
+def _averaged(result: dict | None) -> str:
+    return f"Averaged weights: test {result['test']:.4f}, held-out {result['heldout']:.4f}.\n" if result else ""

@@ -38,12 +38,14 @@ class LoopEngine:
         slack = 1 + NORM_SLACK[theta.dtype]
         for i in range(_tree.rows(batch)):
             example = _tree.take(batch, slice(i, i + 1))
+            if self.loss.multiplicity > 1:
+                example = _tree.map_leaves(lambda leaf: leaf[0], example)  # [1, K, …] -> its K copies as rows
             u = torch.zeros_like(theta)
             losses = []
             for weight, point in where:
                 vector = point.clone().requires_grad_(True)
                 with random_state(seed + i, theta.device), torch.enable_grad():  # same dropout masks at every point
-                    value = self.loss.at(self.flat.views(vector), example, 1)[0]
+                    value = self.loss.of_one(self.flat.views(vector), example)
                     (gradient,) = torch.autograd.grad(value * loss_scale, vector)
                 u.add_(gradient, alpha=weight)
                 losses.append(value.detach())

@@ -28,12 +28,17 @@ def random_state(seed: int, device: torch.device) -> Iterator[None]:
 
 
 class Loss(nn.Module):
-    """loss_fn(module, batch) -> Tensor[b], one loss per example, callable with other parameters than the module's own."""
+    """loss_fn(module, batch) -> Tensor[b], one loss per example, callable with other parameters than the module's own.
 
-    def __init__(self, module: nn.Module, loss_fn: LossFn) -> None:
+    multiplicity: K, augmented copies an example.  If K > 1, every leaf of a batch that an engine gets is [b, K, …]; one example is
+    then a batch of K rows to loss_fn, and its loss is their mean.
+    """
+
+    def __init__(self, module: nn.Module, loss_fn: LossFn, multiplicity: int = 1) -> None:
         super().__init__()
         self.module = module
         self.loss_fn = loss_fn
+        self.multiplicity = multiplicity
 
     def forward(self, batch: Any) -> Tensor:
         return self.loss_fn(self.module, batch)
@@ -48,6 +53,10 @@ class Loss(nn.Module):
                 "example's gradient is clipped on its own. Use reduction='none' and average over tokens within an example."
             )
         return losses
+
+    def of_one(self, parameters: Mapping[str, Tensor], copies: Any) -> Tensor:
+        """The loss of one example, a scalar: the mean over its K copies, the rows of `copies`."""
+        return self.at(parameters, copies, self.multiplicity).mean()
 
 
 def check_model(module: nn.Module) -> None:
@@ -72,7 +81,7 @@ def check_model(module: nn.Module) -> None:
 
 
 def check_loss(loss: Loss, parameters: Mapping[str, Tensor], row: Any) -> None:
-    """Evaluate the loss once on two blank examples of the data's structure, so that a wrong loss_fn is refused at set-up."""
+    """Evaluate the loss once on two blank examples (K copies each), so that a wrong loss_fn is refused at set-up."""
     device = next(iter(parameters.values())).device
     with torch.no_grad(), random_state(0, device):
-        loss.at(parameters, _tree.to(_tree.zeros(row, 2), device), 2)
+        loss.at(parameters, _tree.to(_tree.zeros(row, 2 * loss.multiplicity), device), 2 * loss.multiplicity)

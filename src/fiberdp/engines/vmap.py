@@ -45,7 +45,7 @@ class VmapEngine:
     def micro_batch_size(self, row: Any, num_probes: int) -> int:
         """How many examples fit the memory budget: per example, gradients of d floats (two points and one product), and activations.
 
-        A power of two, at most 256.  `row` is a batch of one example, read for its structure only.
+        A power of two, at most 256 rows of copies (or one example).  `row` is a batch of one example, read for its structure only.
         """
         saved: dict[int, int] = {}
         own = {p.untyped_storage().data_ptr() for p in self.flat.module.parameters()}
@@ -59,10 +59,11 @@ class VmapEngine:
         device = self.flat.theta.device
         hooks = torch.autograd.graph.saved_tensors_hooks(record, lambda t: t)
         with random_state(0, device), torch.enable_grad(), hooks:
-            self.loss.at(self.flat.views(self.flat.theta.detach().requires_grad_()), _tree.to(_tree.zeros(row, 1), device), 1)
+            copies = _tree.to(_tree.zeros(row, self.loss.multiplicity), device)
+            self.loss.of_one(self.flat.views(self.flat.theta.detach().requires_grad_()), copies)
         gradients = self.flat.numel * self.flat.theta.element_size() * (1 + min(num_probes, 2))
-        fitting = max(1, self.memory_budget // (gradients + 3 * sum(saved.values())))
-        return min(LARGEST_MICRO_BATCH, 1 << (fitting.bit_length() - 1))
+        fitting = min(LARGEST_MICRO_BATCH // self.loss.multiplicity, self.memory_budget // (gradients + 3 * sum(saved.values())))
+        return 1 << (max(1, fitting).bit_length() - 1)
 
     def clipped_sum(
         self, probes: Sequence[Probe], d: Tensor | None, batch: Any, clip: Clip, *,
@@ -77,6 +78,7 @@ class VmapEngine:
         tap: receives raw losses and norms, unaccounted.
 
         Guarantee: adding or removing one example moves the total by at most clip.sensitivity, whatever the example.
+        With K copies an example, f is the mean over them: they are one example to the clip.
         An empty batch gives zeros; an example with NaN or infinite gradient contributes 0.
         Raises ValueError if the loss is not one per example or cannot be vectorised.
         """
@@ -113,8 +115,8 @@ class VmapEngine:
         return u, losses
 
     def _one(self, parameters: dict[str, Tensor], tensors: tuple[Tensor, ...], batch: Any, scale: float) -> tuple[Tensor, Tensor]:
-        """Loss of one example as a batch of one.  `batch` gives the structure only; `tensors` are this example's."""
-        own = iter(tensors)
-        example = _tree.map_leaves(lambda leaf: next(own).unsqueeze(0) if isinstance(leaf, Tensor) else PerExampleText(), batch)
-        loss = self.loss.at(parameters, example, 1)[0]
+        """Loss of one example as a batch of its copies.  `batch` gives the structure only; `tensors` are this example's."""
+        own = iter(tensors if self.loss.multiplicity > 1 else [tensor.unsqueeze(0) for tensor in tensors])
+        example = _tree.map_leaves(lambda leaf: next(own) if isinstance(leaf, Tensor) else PerExampleText(), batch)
+        loss = self.loss.of_one(parameters, example)
         return loss * scale, loss.detach()

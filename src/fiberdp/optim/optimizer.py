@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fiberdp.optim.averaging import NoAveraging
 from fiberdp.optim.fused import fused
 from fiberdp.types import Noise, Release
 
@@ -52,6 +53,13 @@ class Schedule(Protocol):
     def factor(self, t: int, steps: int) -> float: ...
 
 
+class Averaging(Protocol):
+    def init(self, theta: Tensor) -> dict[str, Tensor]: ...
+    def weight(self, t: int) -> float: ...
+    def update(self, theta: Tensor, state: dict[str, Tensor], weight: float) -> None: ...
+    def average(self, state: dict[str, Tensor]) -> Tensor | None: ...
+
+
 class Optimizer:
     """theta: Tensor[d], changed in place by `step`.  steps: T, which the schedule needs.  t: the next step, from 0.
 
@@ -71,6 +79,7 @@ class Optimizer:
         update: Update,
         schedule: Schedule,
         steps: int,
+        averaging: Averaging | None = None,
         groups: Sequence[slice] | None = None,
         compiled: bool | None = None,
     ) -> None:
@@ -87,6 +96,8 @@ class Optimizer:
         self.moments = {name: torch.zeros_like(theta) for name in update.state_names}
         self.calibration_state: list[Scalars] = [{} for _ in self.groups]
         self.learned: list[Any] = [filter.begin(_size(group)) for group in self.groups] if filter.learns else []  # pyright: ignore
+        self.averaging = averaging or NoAveraging()
+        self.averaging_state = self.averaging.init(theta)
         self._corrections: list[Any] = []
         self._advance, self._block = self._pass(len(theta) >= COMPILE_FROM if compiled is None else compiled)
 
@@ -118,12 +129,17 @@ class Optimizer:
                 part = slice(start, min(start + self._block, group.stop))
                 self._advance(
                     self.theta[part], g[part], self.d[part], _of(self.filter_state, part), _of(self.moments, part),
-                    gains, coefficients, correction,
+                    _of(self.averaging_state, part), gains, coefficients, correction, self.averaging.weight(t),
                 )  # fmt: skip
             if self.learned:
                 self.learned[i] = self.filter.learn(self.learned[i], g[group], noise, t)  # pyright: ignore
         self.t += 1
         return self.d
+
+    @property
+    def theta_bar(self) -> Tensor | None:
+        """The average of the weights, Tensor[d]; None without averaging."""
+        return self.averaging.average(self.averaging_state)
 
     def clamp_mass(self) -> float | None:
         """Sum 1[v-_i = floor] |m^_i| / Sum |m^_i| of the last step (paper, E.6): the share of the update that the floor decides.
@@ -142,7 +158,7 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Every vector by its symbol, and the numbers of calibration and filter: with t, all there is to resume."""
-        tensors = {"theta": self.theta, **self.filter_state, **self.moments}
+        tensors = {"theta": self.theta, **self.filter_state, **self.moments, **self.averaging_state}
         if self.d is not None:
             tensors["d"] = self.d
         return tensors | {name: torch.as_tensor(np.asarray(value)) for name, value in self._numbers().items()}
@@ -157,15 +173,15 @@ class Optimizer:
         numbers = set(self._numbers())
         for i in range(len(self.groups)):
             numbers |= {_name("calibration", name, i) for name in self.calibration.state_names} if started else set()
-        expected = {"theta", *self.moments, *vectors, *numbers} | ({"d"} if started else set())
+        expected = {"theta", *self.moments, *self.averaging_state, *vectors, *numbers} | ({"d"} if started else set())
         if tensors.keys() != expected:
             raise ValueError(
                 f"optimizer state holds {', '.join(sorted(tensors))}: at step {t} this method's holds {', '.join(sorted(expected))}, "
                 "because each filter and calibration has its own memory. Load the state of the same method."
             )
         self.theta.copy_(tensors["theta"])
-        for name, moment in self.moments.items():
-            moment.copy_(tensors[name])
+        for name, vector in {**self.moments, **self.averaging_state}.items():
+            vector.copy_(tensors[name])
         self.t = t
         self.d = tensors["d"].to(self.theta, copy=True) if started else None
         self.filter_state = {name: tensors[name].to(self.theta, copy=True) for name in vectors}
@@ -180,22 +196,17 @@ class Optimizer:
 
     def _pass(self, compiled: bool) -> tuple[Callable[..., None], int]:
         """The function that advances a slice, and the size of the slices it is given."""
-        recursion, rule = type(self.filter).recursion, self.rule  # pyright: ignore
+        recursion, rule, averaging = type(self.filter).recursion, self.rule, self.averaging  # pyright: ignore
 
         def advance(
-            theta: Tensor,
-            g: Tensor,
-            d: Tensor,
-            held: dict[str, Tensor],
-            moments: dict[str, Tensor],
-            gains: Any,
-            coefficients: Any,
-            correction: Any,
-        ) -> None:
+            theta: Tensor, g: Tensor, d: Tensor, held: dict[str, Tensor], moments: dict[str, Tensor], averages: dict[str, Tensor],
+            gains: Any, coefficients: Any, correction: Any, weight: float,
+        ) -> None:  # fmt: skip
             g_tilde, new = recursion(g, held, *gains)
             d.copy_(theta)
             rule.update(theta, g_tilde, moments, *coefficients, correction)
             torch.sub(theta, d, out=d)
+            averaging.update(theta, averages, weight)
             for name, value in new.items():
                 held[name].copy_(value)
 

@@ -6,6 +6,7 @@ from fiberdp.recipes.recipe import Recipe, classification_loss, with_held_out
 
 
 def cifar10_cnn5() -> Recipe:
+    from fiberdp.augmentation import CropFlip
     from fiberdp.recipes.data import CIFAR10, load_images
     from fiberdp.recipes.models import cnn5
 
@@ -24,4 +25,5 @@ def cifar10_cnn5() -> Recipe:
         load=lambda data_dir: with_held_out(load_images(CIFAR10, data_dir), 5000),
         build=cnn5,
         loss=classification_loss,
+        augmentation=CropFlip(padding=4, flip=True),
     )

@@ -6,6 +6,7 @@ from fiberdp.recipes.recipe import Recipe, classification_loss, with_held_out
 
 
 def digits() -> Recipe:
+    from fiberdp.augmentation import CropFlip
     from fiberdp.recipes.data import load_digits
     from fiberdp.recipes.models import mlp_digits
 
@@ -35,4 +36,5 @@ def digits() -> Recipe:
         load=lambda data_dir: with_held_out(load_digits(), 240),
         build=mlp_digits,
         loss=classification_loss,
+        augmentation=CropFlip(padding=1, flip=False),
     )

@@ -8,6 +8,7 @@ from fiberdp.recipes.recipe import Recipe, classification_loss, with_held_out
 
 
 def mnist_cnn() -> Recipe:
+    from fiberdp.augmentation import CropFlip
     from fiberdp.recipes.data import MNIST, load_images
     from fiberdp.recipes.models import tramer_boneh_cnn
 
@@ -37,10 +38,12 @@ def mnist_cnn() -> Recipe:
         load=lambda data_dir: with_held_out(load_images(MNIST, data_dir), 5000),
         build=tramer_boneh_cnn,
         loss=classification_loss,
+        augmentation=CropFlip(padding=2, flip=False),
     )
 
 
 def fashion_cnn() -> Recipe:
+    from fiberdp.augmentation import CropFlip
     from fiberdp.recipes.data import FASHION_MNIST, load_images
 
     mnist = mnist_cnn()
@@ -51,4 +54,5 @@ def fashion_cnn() -> Recipe:
         data=FASHION_MNIST.hub_name,
         paper="-",
         load=lambda data_dir: with_held_out(load_images(FASHION_MNIST, data_dir), 5000),
+        augmentation=CropFlip(padding=2, flip=True),
     )

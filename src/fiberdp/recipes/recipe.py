@@ -15,6 +15,7 @@ class Recipe:
     """load(data_dir) -> {"train", "heldout", "test"}, each {"image", "label"} with N rows.  build() -> the model, freshly initialised.
 
     options: per method, what was tuned on the held-out rows (never on test), such as {"fiber": {"lr": 1e-3}}.
+    augmentation: how --multiplicity makes copies of an example; None if the task has no such way.  Used only when asked for.
     paper: where the paper's figure for this task stands, and the figure.  cpu_minutes: measured for `fiber` on 2 cores.
     delta is N**-1.1 from the number N of training rows, computed.
     """
@@ -33,6 +34,7 @@ class Recipe:
     load: Callable[[str | None], dict[str, dict[str, Tensor]]]
     build: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Any], Tensor]
+    augmentation: Any = None
 
 
 def classification_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
