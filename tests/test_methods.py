@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fiberdp.filters import EMA, FILTERS, Identity, Innovation
+from fiberdp.filters import EMA, FILTERS, Identity, Innovation, LowPass
 from fiberdp.mechanisms import MECHANISMS, Banded, White
 from fiberdp.methods import METHODS, PARTS, Method, method
 from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
@@ -30,6 +30,8 @@ TABLE = {
     "fiber": (FIBER, Innovation(omega=0.9), AdamW, Steady(eps_v=1e-8)),
     "fiber-nocorr": (FIBER, Innovation(omega=0.9), AdamW, NoCorrection()),
     "fiber-bccorr": (FIBER, Innovation(omega=0.9), AdamW, Raw(eps_v=1e-8)),
+    "fiber-tied": (FIBER, Innovation(omega=0.6), AdamW, NoCorrection()),
+    "doppler": (OnePoint(), LowPass(), AdamW, NoCorrection()),
     "mf-dp-ftrl": (OnePoint(), Identity(), SGD, NoCorrection()),
     "fiber-lookahead": (AHEAD, Innovation(omega=0.9), AdamW, Exact(eps_v=1e-8)),
 }
