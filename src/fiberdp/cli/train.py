@@ -52,8 +52,8 @@ def train(
         record = fit(
             recipe, method=method, options={name: value for name, value in given.items() if value is not None},
             epsilon=epsilon, delta=delta, clip_norm=clip_norm, clip=clip, batch_size=batch_size, epochs=epochs, steps=steps,
-            sampling=sampling, groups=groups, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device, engine=engine,
-            micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
+            sampling=sampling, groups=groups, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device,
+            engine=engine, micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
         )  # fmt: skip
     if json:
         print(to_text(record))

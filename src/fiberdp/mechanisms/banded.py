@@ -1,12 +1,12 @@
 """Correlated noise by name: which strategy, with which of its settings.
 
-    | strategy   | reads   | accounted for                                                                       |
-    |------------|---------|-------------------------------------------------------------------------------------|
-    | bandmf     | bands   | with amplification: an example's uses lie at least `bands` steps apart              |
-    | bsr        | bands   | the same                                                                            |
-    | bisr       | bands   | as one Gaussian over the whole horizon, from the sensitivity of the whole pattern   |
-    | lambda-cgd | decay   | the same                                                                            |
-    | blt        | buffers | the same                                                                            |
+| strategy   | reads   | accounted for                                                                       |
+|------------|---------|-------------------------------------------------------------------------------------|
+| bandmf     | bands   | with amplification: an example's uses lie at least `bands` steps apart              |
+| bsr        | bands   | the same                                                                            |
+| bisr       | bands   | as one Gaussian over the whole horizon, from the sensitivity of the whole pattern   |
+| lambda-cgd | decay   | the same                                                                            |
+| blt        | buffers | the same                                                                            |
 """
 
 from __future__ import annotations
