@@ -237,7 +237,8 @@ def _check_separation(mechanism: Any, sampler: Any) -> None:
     if mechanism.sampling == "cyclic" != sampler.name:
         raise ValueError(
             f"mechanism={mechanism.name!r} with sampling={sampler.name!r}: correlated noise needs cyclic sampling, because an example "
-            "could be used twice within its memory, and the sensitivity would exceed what is charged. Leave sampling out, or use white noise."
+            "could be used twice within its memory, and the sensitivity would exceed what is charged. Leave sampling out, or use white "
+            "noise."
         )
     if mechanism.least_separation > sampler.separation:
         most = sampler.num_examples // sampler.batch_size
