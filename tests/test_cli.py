@@ -147,3 +147,29 @@ def test_bad_input_of_a_real_process_exits_with_2():
     done = subprocess.run([sys.executable, "-m", "fiberdp", "train", "nope"], capture_output=True, text=True, check=False, cwd=Path.cwd())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
+
+
+def test_account_prices_rounds_of_cyclic_sampling(capsys):
+    """25 groups of N = 50k at B = 500 and 800 steps: 32 rounds at p = .25."""
+    numbers = "account --num-examples 50000 --batch-size 500 --steps 800 --delta 1e-6 --epsilon 8 --sampling cyclic --groups 25 --json"
+    assert main(numbers.split()) == 0
+    statement = json.loads(capsys.readouterr().out)
+    assert statement["noise_multiplier"] == pytest.approx(1.2489, abs=1e-4)
+    assert (statement["sampling"], statement["groups"], statement["relation"]) == ("cyclic", 25, "add_or_remove_one")
+
+
+def test_account_refuses_groups_without_cyclic_sampling_and_the_reverse(capsys):
+    numbers = "account --num-examples 50000 --batch-size 500 --steps 800 --delta 1e-6 --epsilon 8 --json"
+    for more, named in (("--groups 25", "only cyclic sampling has groups"), ("--sampling cyclic", "without groups")):
+        assert main([*numbers.split(), *more.split()]) == 2
+        assert named in capsys.readouterr().err
+
+
+def test_train_takes_bands_and_says_how_many_there_can_be(capsys):
+    pytest.importorskip("sklearn")
+    train = "train digits --method mf-dp-ftrl --steps 4 --json"
+    assert main([*train.split(), "--bands", "3"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["config"]["plan"]["method"]["mechanism"]["bands"] == record["config"]["plan"]["groups"] == 3
+    assert main([*train.split(), "--bands", "8"]) == 2
+    assert "N // B = 5: use at most 5 bands" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 import fiberdp
 from fiberdp.diagnostics.receipt import ReceiptError, noise_receipt, receipt_steps
-from fiberdp.types import ClippedSum, Release
+from fiberdp.types import ClippedSum, Noise, Release
 
 LAYERS = [("a", slice(0, 3000)), ("b", slice(3000, 6000)), ("c", slice(6000, 6010))]
 
@@ -221,3 +222,132 @@ def assert_refused(run, named):
     assert any(named in check.name for check in run.receipt.checks if not check.passed)
     assert len(run.ledger) == 0
     assert torch.equal(run.flat.theta, before)
+
+
+# ---- correlated noise ----
+
+
+def correlated(strategy, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 20), nn.Tanh(), nn.Linear(20, 40))
+    data = {"x": torch.randn(400, 20), "y": torch.randint(0, 40, (400,))}
+
+    def loss_fn(m, batch):
+        return nn.functional.cross_entropy(m(batch["x"]), batch["y"], reduction="none")
+
+    method = fiberdp.Method(mechanism=fiberdp.mechanisms.Banded(strategy=strategy, **options), update=fiberdp.optim.SGD(lr=0.1))
+    plan = fiberdp.plan(method=method, num_examples=400, batch_size=40, steps=24, noise_multiplier=1.5, delta=1e-3, clip_norm=0.7)
+    return plan.private(model, loss_fn, data, keys=fiberdp.Keys.seeded(1), micro_batch_size=10)
+
+
+class Faulty:
+    """The run's own gate with one thing wrong."""
+
+    def __init__(self, right, fault):
+        self.right, self.fault = right, fault
+
+    def release(self, clipped, stream, step, state):
+        return self.fault(self.right, clipped, stream, step, state)
+
+
+def sensitivity_left_out(gate, *args):
+    return replace(gate, matrix_sensitivity=1.0).release(*args)
+
+
+def buffer_not_advanced(gate, clipped, stream, step, state):
+    state["t"].fill_(step)
+    return gate.release(clipped, stream, step, {"w": state["w"].clone(), "t": state["t"]})
+
+
+def started_afresh(gate, clipped, stream, step, state):
+    return gate.release(clipped, stream, step, gate.init(clipped.total) | {"t": torch.tensor(step)})
+
+
+def coefficients_reversed(gate, *args):
+    s = gate.strategy
+    return replace(gate, strategy=replace(s, a=(s.a[0], *s.a[:0:-1]), b=(s.b[0], *s.b[:0:-1]))).release(*args)
+
+
+def last_coefficient_dropped(gate, *args):
+    s = gate.strategy
+    a, b = ((*part[:-1], 0.0) if len(part) > 1 else part for part in (s.a, s.b))
+    return replace(gate, strategy=replace(s, a=a, b=b)).release(*args)
+
+
+def five_percent_too_little(gate, *args):
+    return replace(gate, noise_multiplier=0.95 * gate.noise_multiplier).release(*args)
+
+
+def white_of_the_same_std(gate, clipped, stream, step, state):
+    noise = gate.noise(clipped.sensitivity, step)
+    std = noise.std * math.sqrt(sum(k * k for k in noise.impulse_response(step + 1)))
+    stream.add_normal_(clipped.total, step=step, scale=std * gate.batch_size)
+    return Release(clipped.total.div_(gate.batch_size), noise)
+
+
+def scale_left_out(gate, *args):
+    return replace(gate, strategy=replace(gate.strategy, scale=None)).release(*args)
+
+
+STRATEGIES = {"bandmf": {"bands": 8}, "bsr": {"bands": 8}, "bisr": {"bands": 8}, "lambda-cgd": {"decay": 0.9}, "blt": {}}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_right_correlated_noise_passes_and_leaves_the_runs_memory_alone(strategy):
+    run = correlated(strategy, **STRATEGIES[strategy])
+    proof = run.prove()
+    gate = run.plan.mechanism
+    assert proof.passed
+    assert proof.std_charged == pytest.approx(1.5 * 0.7 * gate.matrix_sensitivity * (gate.strategy.scale or [1.0])[0] / 40)
+    assert proof.steps >= gate.strategy.order + 3
+    lags = [check.name for check in proof.checks if check.name.startswith("lag-")]
+    assert lags == [f"lag-{k} correlation" for k in range(1, gate.strategy.order + 2)]
+    assert int(run.pipeline.noise_memory["t"]) == 0
+    assert not bool(run.pipeline.noise_memory["w"].any())
+    assert len(list(run)) == 24
+
+
+def test_a_large_model_is_driven_for_two_steps_more_than_the_bands():
+    x = [torch.randn(60_000, generator=torch.Generator().manual_seed(t)) for t in range(12)]
+    noise = Noise(1.0, b=(1.0, -0.5))
+    a = noise_receipt(
+        lambda t: x[t] - (0.5 * x[t - 1] if t else 0), std=1.0, tensors=[("a", slice(0, 60_000))], steps=3, charged=lambda t: noise
+    )
+    assert a.passed
+    assert a.steps == 4
+    filtered = noise_receipt(lambda t: x[t], std=1.0, tensors=[("a", slice(0, 60_000))], steps=3, charged=lambda t: noise)
+    assert not filtered.passed
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fault"),
+    [
+        ("bisr", sensitivity_left_out),
+        ("lambda-cgd", sensitivity_left_out),
+        ("blt", sensitivity_left_out),
+        ("bandmf", buffer_not_advanced),
+        ("lambda-cgd", buffer_not_advanced),
+        ("blt", buffer_not_advanced),
+        ("bisr", started_afresh),
+        ("bandmf", coefficients_reversed),
+        ("bisr", coefficients_reversed),
+        ("bandmf", last_coefficient_dropped),
+        ("bandmf", five_percent_too_little),
+        ("blt", five_percent_too_little),
+        ("bandmf", white_of_the_same_std),
+        ("lambda-cgd", scale_left_out),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_wrong_correlated_noise_is_refused(strategy, fault):
+    run = correlated(strategy, **STRATEGIES[strategy])
+    run.pipeline.mechanism = Faulty(run.pipeline.mechanism, fault)
+    assert_refused(run, "")
+
+
+def test_std_charged_is_read_from_the_ledgers_event(monkeypatch):
+    """A plan whose events name more noise than its gate adds is refused: what is charged is what counts."""
+    run = problem()
+    honest = type(run.plan.sampler).event
+    monkeypatch.setattr(type(run.plan.sampler), "event", lambda self, sigma, step: honest(self, 1.1 * sigma, step))
+    assert_refused(run, "std")

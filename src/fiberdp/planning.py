@@ -193,7 +193,7 @@ def plan(
     Raises ValueError, in one line, for anything out of range or that does not fit together.
     """
     chosen = method if isinstance(method, Method) else method_named(_validate.choice("method", method, tuple(METHODS)))
-    sampling = chosen.mechanism.sampling if sampling is None else _validate.choice("sampling", sampling, tuple(SAMPLERS))
+    sampling = _validate.choice("sampling", chosen.mechanism.sampling if sampling is None else sampling, tuple(SAMPLERS))
     if groups is None and sampling == "cyclic":
         groups = chosen.mechanism.groups(sampler_named("poisson", num_examples, batch_size).steps_per_epoch)
     sampler = sampler_named(sampling, num_examples, batch_size, groups)
@@ -236,8 +236,9 @@ def _check_separation(mechanism: Any, sampler: Any) -> None:
     """Raise ValueError if an example could be used more often, or at closer steps, than the mechanism's sensitivity allows for."""
     if mechanism.sampling == "cyclic" != sampler.name:
         raise ValueError(
-            f"mechanism={mechanism.name!r} with sampling={sampler.name!r}: correlated noise needs cyclic sampling, because an example could "
-            "be used twice within its memory, and the sensitivity would exceed what is charged. Leave sampling out, or use white noise."
+            f"mechanism={mechanism.name!r} with sampling={sampler.name!r}: correlated noise needs cyclic sampling, because an example "
+            "could be used twice within its memory, and the sensitivity would exceed what is charged. Leave sampling out, or use white "
+            "noise."
         )
     if mechanism.least_separation > sampler.separation:
         most = sampler.num_examples // sampler.batch_size

@@ -66,6 +66,7 @@ def test_a_filter_costs_no_epsilon():
     plans = [
         fiberdp.plan(method=method, num_examples=10_000, batch_size=100, steps=1000, noise_multiplier=1.0, delta=1e-5, clip_norm=1.0)
         for method in fiberdp.METHODS
+        if method != "mf-dp-ftrl"  # its noise, and so its sampling, is another
     ]
     assert plans[0].epsilon == pytest.approx(1.82824, abs=1e-5)  # E26: sigma = 1, q = .01, T = 1000, PLD
     assert len({repr(plan.sampler.charge(plan.noise_multiplier, plan.steps)) for plan in plans}) == 1

@@ -5,13 +5,13 @@
 T(c) is lower-triangular Toeplitz with coefficients c.  So x_t = d_t y_t with Sum_j a_j y_{t-j} = Sum_j b_j z_{t-j}: the noising filter
 (a, b) has a few coefficients, and d_t is a scale per step.
 
-    | strategy   | a                                  | b                                | d_t                                          | C banded |
-    |------------|------------------------------------|----------------------------------|----------------------------------------------|----------|
-    | bandmf     | optimum of `bands` coefficients    | 1                                | 1                                            | yes      |
-    | bsr        | r_0 … r_{bands-1}, normalised      | 1                                | 1                                            | yes      |
-    | bisr       | 1                                  | -r_k/(2k-1): 1, -1/2, -1/8, …    | 1                                            | no       |
-    | lambda-cgd | 1                                  | 1, -lambda                       | sqrt((1-lambda^{2(n-t)})/(1-lambda^2))       | no       |
-    | blt        | numerator of the generating fn     | its denominator                  | 1                                            | no       |
+    | strategy   | a                               | b                             | d_t                                    | C banded |
+    |------------|---------------------------------|-------------------------------|----------------------------------------|----------|
+    | bandmf     | optimum of `bands` coefficients | 1                             | 1                                      | yes      |
+    | bsr        | r_0 … r_{bands-1}, normalised   | 1                             | 1                                      | yes      |
+    | bisr       | 1                               | -r_k/(2k-1): 1, -1/2, -1/8, … | 1                                      | no       |
+    | lambda-cgd | 1                               | 1, -lambda                    | sqrt((1-lambda^{2(n-t)})/(1-lambda^2)) | no       |
+    | blt        | numerator of c(q)               | its denominator               | 1                                      | no       |
 
 r_k = C(2k, k)/4^k are the coefficients of (1-q)^{-1/2}.  The optimised ones are in `bandmf.py` and `blt.py`.
 Sources: Choquette-Choo et al. 2023 (arXiv 2306.08153, BandMF); Kalinin and Lampert 2024 (arXiv 2405.13763, BSR); Kalinin, McMahan,
@@ -93,10 +93,11 @@ class Strategy:
         falling, exact, largest, above = True, 0.0, np.zeros(n), None
         for h in range(len(c)):  # beyond the bands G is 0
             diagonal = np.cumsum(column[: n - h] * column[h:])[::-1] / (d[: n - h] * d[h:])  # G[i, i + h] for i = 0, 1, …
-            tiny = 1e-13 * largest[0]
+            largest[h] = np.abs(diagonal).max()
+            tiny = 1e-13 * largest[0]  # what rounding may do to equal numbers
             falling = falling and bool(diagonal.min() >= -tiny and np.diff(diagonal).max(initial=0) <= tiny)
             falling = falling and (above is None or bool((diagonal <= above[: n - h] + tiny).all()))
-            largest[h], above = np.abs(diagonal).max(), diagonal
+            above = diagonal
             if h % separation == 0 and h < uses * separation:
                 exact += (2 if h else 1) * float(diagonal[::separation][: uses - h // separation].sum())
         if falling:
