@@ -9,18 +9,16 @@ import pytest
 import torch
 
 from fiberdp._random import Keys
-from fiberdp.filters import EMA, FILTERS, Identity, Innovation
+from fiberdp.filters import EMA, Identity, Innovation, KalmanAuto
 from fiberdp.mechanisms import Gaussian
 from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
+from fiberdp.moments.calibration import relative_std
 from fiberdp.optim import AdamW, Constant, Optimizer
 from fiberdp.types import ClippedSum, Noise, Release
+from grid import CASES, FEW, memory, run
 
-SETTINGS = {
-    "ema": [{"kappa": 0.3}, {"kappa": 0.3, "init_at": "zero"}],
-    "innovation": [{"omega": 0.3}, {"omega": 1.0}],
-}
-CASES = list(dict.fromkeys(cls(**settings) for name, cls in FILTERS.items() for settings in [{}, *SETTINGS.get(name, [])]))
 every_filter = pytest.mark.parametrize("filter", CASES, ids=repr)
+one_of_each = pytest.mark.parametrize("filter", FEW, ids=repr)
 
 SIGMA_W = 0.25
 WHITE = (1.0,)
@@ -32,8 +30,8 @@ def phis(calibration, filter, noises, beta2):
     """phi_0, phi_1, … for releases that carry these noises."""
     state, values = {}, []
     for t, noise in enumerate(noises):
-        phi, state = calibration.phi(noise, filter, t, beta2, state)
-        values.append(phi)
+        correction, state = calibration.correction(noise, filter.system(t), filter.system(None), t, beta2, state)
+        values.append(None if correction is None else correction.phi)
     return np.array(values)
 
 
@@ -44,16 +42,12 @@ def second_moments_of_noise(filter, noises, beta2):
     E[v^_t] = (1 - beta2)/(1 - beta2^{t+1}) Sum_s beta2^{t-s} E[n_s^2].
     """
     T = len(noises)
-    impulses = torch.eye(T, dtype=torch.float64)
-    state, rows = filter.init(impulses[0]), []
-    for g in impulses:
-        g_tilde, state = filter.update(g, state)
-        rows.append(g_tilde.clone())
+    response = run(filter, torch.eye(T, dtype=torch.float64))
     W = np.zeros((T, T))
     for s, noise in enumerate(noises):
         for j, k in enumerate(noise.impulse_response(s + 1)):
             W[s, s - j] = noise.std * k
-    variances = ((torch.stack(rows).numpy() @ W) ** 2).sum(1)
+    variances = ((response.numpy() @ W) ** 2).sum(1)
     return np.array([sum((1 - beta2) * beta2 ** (t - s) * variances[s] for s in range(t + 1)) / (1 - beta2 ** (t + 1)) for t in range(T)])
 
 
@@ -90,7 +84,6 @@ def test_the_table_of_calibrations():
 @every_filter
 def test_none_subtracts_nothing_and_has_no_floor(filter):
     assert phis(NoCorrection(), filter, [Noise(SIGMA_W)] * 3, 0.999).tolist() == [None] * 3
-    assert NoCorrection().eps_v == 0
 
 
 @every_filter
@@ -129,7 +122,8 @@ def test_exact_is_the_double_sum_of_lemma_c_1_for_any_filter_schedule_and_colour
     T = 60
     stds = np.full(T, SIGMA_W) if schedule == "constant" else SIGMA_W * (1 + np.sin(np.arange(T)) ** 2 + 3 * (np.arange(T) == 20))
     noises = [Noise(float(std), k) for std in stds]
-    np.testing.assert_allclose(phis(Exact(), filter, noises, beta2), second_moments_of_noise(filter, noises, beta2), rtol=1e-12)
+    expected = second_moments_of_noise(filter, noises, beta2)
+    np.testing.assert_allclose(phis(Exact(), filter, noises, beta2), expected, rtol=1e-11)  # the narrow low-pass filter loses two digits
 
 
 @every_filter
@@ -155,12 +149,12 @@ def test_what_is_not_exact_is_rejected_by_that_simulation(filter, calibration, t
 
 
 def test_an_exact_phi_off_by_ten_percent_is_rejected_at_every_t(monkeypatch):
-    honest = Exact.phi
-    monkeypatch.setattr(Exact, "phi", lambda self, noise, *rest: honest(self, Noise(noise.std * math.sqrt(1.1)), *rest))
+    honest = Exact._phi
+    monkeypatch.setattr(Exact, "_phi", lambda self, noise, *rest: honest(self, Noise(noise.std * math.sqrt(1.1)), *rest))
     assert all(abs(deviation) > LIMIT for deviation in deviations(Innovation(omega=0.9), Exact()).values())
 
 
-@every_filter
+@pytest.mark.parametrize("filter", [filter for filter in CASES if memory(filter) < 1000], ids=repr)
 def test_steady_tends_to_exact_as_t_grows(filter):
     noises = [Noise(SIGMA_W)] * 601
     gap = np.abs(phis(Exact(), filter, noises, 0.95) / phis(Steady(), filter, noises[:1], 0.95)[0] - 1)
@@ -177,8 +171,8 @@ def test_steady_never_subtracts_less_than_exact_behind_the_innovation_filter_lem
 
 def test_white_noise_gain_on_correlated_noise_would_be_wrong():
     filter = Innovation(omega=0.9)
-    coloured, white = (Steady().phi(Noise(1.0, k), filter, 0, 0.999, {})[0] for k in (COLOURED, WHITE))
-    direct = (np.convolve(filter.system(1).impulse_response(60), COLOURED) ** 2).sum()
+    coloured, white = (phis(Steady(), filter, [Noise(1.0, k)], 0.999)[0] for k in (COLOURED, WHITE))
+    direct = (np.convolve(filter.system(None).impulse_response(60), COLOURED) ** 2).sum()
     assert coloured == pytest.approx(direct, rel=1e-10)
     assert abs(coloured / white - 1) > 0.1
 
@@ -188,7 +182,7 @@ def test_white_noise_gain_on_correlated_noise_would_be_wrong():
 
 def test_raw_of_the_mean_is_sigma_C_over_B_squared_case_e40c():
     noise = Gaussian(noise_multiplier=1.0, batch_size=256).noise(sensitivity=1.0)
-    assert Raw().phi(noise, Identity(), 0, 0.999, {})[0] == 1.52587890625e-5
+    assert phis(Raw(), Identity(), [noise], 0.999)[0] == 1.52587890625e-5
 
 
 def test_release_carries_the_noise_it_declares_sigma_C_over_B_case_e12():
@@ -226,8 +220,11 @@ class Recorder:
     def __init__(self):
         self.given = []
 
-    def update(self, theta, g_tilde, state, *, t, lr, phi, eps_v):
-        self.given.append((phi, eps_v))
+    def coefficients(self, t, lr):
+        return ()
+
+    def update(self, theta, g_tilde, state, correction):
+        self.given.append(tuple(correction))
 
 
 def test_phi_is_computed_from_the_noise_that_each_release_carries():
@@ -244,3 +241,75 @@ def test_phi_is_computed_from_the_noise_that_each_release_carries():
 def test_a_floor_that_is_negative_or_infinite_is_refused(name, eps_v):
     with pytest.raises(ValueError, match=r"eps_v=.*must lie in \[0, inf\)"):
         CALIBRATIONS[name](eps_v=eps_v)
+
+
+# A floor that follows the noise
+
+
+@pytest.mark.parametrize("beta2", [0.9, 0.999])
+def test_the_automatic_floor_is_the_spread_of_v_hat_under_white_noise_methods_section_3(beta2):
+    """20 000 coordinates: the std of a (nearly) chi^2-like mean is known to better than 2 %, and 4 SE of it are 8 % at t = 0."""
+    generator = torch.Generator().manual_seed(31)
+    optimizer = Optimizer(
+        torch.zeros(SAMPLES), filter=Identity(), calibration=NoCorrection(), update=AdamW(lr=1e-3, betas=(0.9, beta2)),
+        schedule=Constant(), steps=1,
+    )  # fmt: skip
+    for t in range(201):
+        optimizer.step(Release(SIGMA_W * torch.randn(SAMPLES, generator=generator), Noise(SIGMA_W)))
+        if t in (0, 1, 10, 200):
+            v_hat = optimizer.moments["v"].double() / (1 - beta2 ** (t + 1))
+            assert float(v_hat.std() / v_hat.mean()) == pytest.approx(relative_std(beta2, t), rel=0.08), t
+
+
+@pytest.mark.parametrize("name", ["raw", "steady", "exact"])
+def test_auto_is_so_many_standard_deviations_of_phi(name):
+    system = Innovation().system(None)
+    one, three = (
+        CALIBRATIONS[name](eps_v="auto", eps_v_scale=k).correction(Noise(SIGMA_W), system, system, 7, 0.99, {})[0] for k in (1.0, 3.0)
+    )
+    assert one.floor == pytest.approx(one.phi * relative_std(0.99, 7))
+    assert three == pytest.approx((one.phi, 3 * one.floor))
+
+
+def test_a_scale_without_an_automatic_floor_is_refused():
+    with pytest.raises(ValueError, match=r"eps_v_scale=2.0 with eps_v=1e-08: it may be given with eps_v=\"auto\" only"):
+        Exact(eps_v_scale=2.0)
+
+
+# A filter that learns
+
+
+def test_exact_follows_the_gains_that_kalman_auto_really_used():
+    """phi_t against the mean of v^_t over 20 000 coordinates of pure noise, 4 SE, at t = 1, 5, 50, 500; A is far from constant."""
+    generator, beta2, d = torch.Generator().manual_seed(37), 0.999, SAMPLES
+    optimizer = Optimizer(
+        torch.zeros(d), filter=KalmanAuto(), calibration=Exact(), update=AdamW(lr=1e-3, betas=(0.9, beta2)), schedule=Constant(), steps=501,
+        groups=[slice(0, d // 2), slice(d // 2, d)],
+    )  # fmt: skip
+    for t in range(501):
+        optimizer.step(Release(SIGMA_W * torch.randn(d, generator=generator), Noise(SIGMA_W)))
+        if t in STEPS:
+            for group, correction in zip(optimizer.groups, optimizer._corrections):
+                v_hat = optimizer.moments["v"][group].double() / (1 - beta2 ** (t + 1))
+                assert abs(float((v_hat.mean() - correction.phi) / (v_hat.std() / math.sqrt(d // 2)))) < LIMIT, t
+    assert optimizer._corrections[0].phi < 0.2 * SIGMA_W**2  # so it smooths, where there is nothing but noise
+
+
+# Clamp mass (paper, E.6)
+
+
+def test_clamp_mass_is_the_share_of_the_first_moment_on_floored_coordinates():
+    optimizer = Optimizer(
+        torch.zeros(4), filter=Identity(), calibration=Raw(eps_v=1e-4), update=AdamW(lr=1e-3), schedule=Constant(), steps=2
+    )
+    assert optimizer.clamp_mass() is None
+    optimizer.step(Release(torch.tensor([0.1, -0.2, 3.0, 4.0]), Noise(1.0)))  # v^ - phi = g^2 - 1
+    assert optimizer.clamp_mass() == pytest.approx(0.3 / 7.3)
+
+
+def test_there_is_no_clamp_mass_without_correction():
+    optimizer = Optimizer(
+        torch.zeros(4), filter=Identity(), calibration=NoCorrection(), update=AdamW(lr=1e-3), schedule=Constant(), steps=2
+    )
+    optimizer.step(Release(torch.ones(4), Noise(1.0)))
+    assert optimizer.clamp_mass() is None

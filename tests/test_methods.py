@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fiberdp.filters import EMA, FILTERS, Identity, Innovation
+from fiberdp.mechanisms import MECHANISMS, Banded, White
 from fiberdp.methods import METHODS, PARTS, Method, method
 from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
 from fiberdp.observation import OBSERVATIONS, OnePoint, TwoPoint
@@ -29,6 +30,7 @@ TABLE = {
     "fiber": (FIBER, Innovation(omega=0.9), AdamW, Steady(eps_v=1e-8)),
     "fiber-nocorr": (FIBER, Innovation(omega=0.9), AdamW, NoCorrection()),
     "fiber-bccorr": (FIBER, Innovation(omega=0.9), AdamW, Raw(eps_v=1e-8)),
+    "mf-dp-ftrl": (OnePoint(), Identity(), SGD, NoCorrection()),
     "fiber-lookahead": (AHEAD, Innovation(omega=0.9), AdamW, Exact(eps_v=1e-8)),
 }
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -52,6 +54,7 @@ def test_method_is_the_composition_of_methods_section_4(name):
     m, (observation, filter, update, calibration) = METHODS[name], TABLE[name]
     assert (m.observation, m.filter, m.calibration) == (observation, filter, calibration)
     assert isinstance(m.update, update)
+    assert m.mechanism == (Banded(strategy="bandmf", bands=8) if name == "mf-dp-ftrl" else White())
     assert m.update.weight_decay == 0
     assert m.schedule == WarmupCosine(warmup=1 / 20)
     if update is AdamW:
@@ -61,6 +64,7 @@ def test_method_is_the_composition_of_methods_section_4(name):
 def test_names_in_json_are_the_papers_words():
     assert list(OBSERVATIONS) == ["one_point", "two_point"]
     assert {"identity", "ema", "innovation"} <= set(FILTERS)
+    assert list(MECHANISMS) == ["gaussian", "banded"]
     assert list(CALIBRATIONS) == ["none", "raw", "steady", "exact"]
     assert set(UPDATES) == {"adamw", "sgd"}
     assert set(SCHEDULES) == {"warmup_cosine", "constant"}
@@ -182,6 +186,7 @@ def test_unknown_method_is_refused_and_the_methods_are_named(name):
         ("dp-sgd", {"eps_v": 1e-8}, ["momentum"]),
         ("disk", {"omega": 0.5}, ["kappa"]),
         ("fiber-nocorr", {"eps_v": 1e-8}, ["omega"]),
+        ("fiber", {"bands": 4}, ["omega"]),
         ("dp-adamw", {"gamma": 0.7, "kappa": 0.6}, ["betas"]),
     ],
 )
@@ -206,6 +211,7 @@ def test_an_option_that_nothing_reads_is_refused_and_the_options_are_named(name,
         ("fiber", {"warmup": 1.0}),
         ("disk", {"init_at": "middle"}),
         ("dp-sgd", {"momentum": 1.0}),
+        ("mf-dp-ftrl", {"bands": 0}),
     ],
     ids=str,
 )
@@ -232,7 +238,7 @@ def test_json_names_every_part_and_setting():
     assert list(config) == ["name", *PARTS]
     assert config["observation"] == {"type": "two_point", "kappa": 0.6, "gamma": 0.7, "allow_extrapolation": False}
     assert config["filter"] == {"type": "innovation", "omega": 0.9}
-    assert config["calibration"] == {"type": "steady", "eps_v": 1e-8}
+    assert config["calibration"] == {"type": "steady", "eps_v": 1e-8, "eps_v_scale": 1.0}
 
 
 @every_method

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +21,14 @@ from fiberdp.clipping import Flat
 from fiberdp.engines import ENGINES, Loss
 from fiberdp.filters import EMA, Innovation
 from fiberdp.flat import FlatParameters
-from fiberdp.mechanisms import Gaussian
+from fiberdp.mechanisms.bandmf import bandmf
+from fiberdp.mechanisms.correlated import CorrelatedGaussian
 from fiberdp.methods import METHODS, method
 from fiberdp.moments import calibration
 from fiberdp.observation import TwoPoint
 from fiberdp.optim import Optimizer
 from fiberdp.pipeline import Pipeline
-from fiberdp.reference import disk, dp_adambc, dp_adamw, dp_sgd, fiber
+from fiberdp.reference import disk, dp_adambc, dp_adamw, dp_sgd, fiber, mf_dp_ftrl
 from fiberdp.sampling.source import TensorSource
 from fiberdp.types import Probe
 
@@ -48,6 +50,7 @@ ORACLES = {
     "fiber-nocorr": partial(fiber, calibration="none"),
     "fiber-bccorr": partial(fiber, calibration="raw"),
     "fiber-lookahead": partial(fiber, gamma=(1 - 0.6) / 0.6, calibration="exact"),
+    "mf-dp-ftrl": partial(mf_dp_ftrl, c=bandmf(T, 8).a),
 }
 
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -94,7 +97,7 @@ def fast(chosen, engine="loop", steps=T):
     plan = SimpleNamespace(
         method=chosen,
         clip=Flat(clip_norm=C),
-        mechanism=Gaussian(noise_multiplier=SIGMA, batch_size=B),
+        mechanism=chosen.mechanism.gate(noise_multiplier=SIGMA, batch_size=B, steps=T, separation=8),
         sampler=SimpleNamespace(indices=lambda stream, step: torch.from_numpy(drawn[step])),
     )
     flat = FlatParameters(module)
@@ -126,7 +129,7 @@ def difference(a, b):
 
 
 def floor(name):
-    return {"eps_v": EPS_V} if METHODS[name].calibration.eps_v else {}
+    return {"eps_v": EPS_V} if hasattr(METHODS[name].calibration, "eps_v") else {}
 
 
 def chosen(name):
@@ -169,26 +172,35 @@ def look_back(patch):
 
 
 def attenuation_off_by_a_tenth(patch):
-    honest = calibration._stationary_gain
-    patch.setattr(calibration, "_stationary_gain", lambda filter, k: 1.1 * honest(filter, k))
+    honest = calibration.stationary_gain
+    patch.setattr(calibration, "stationary_gain", lambda system, noise: 1.1 * honest(system, noise))
 
 
 def attenuation_missing(patch):
-    patch.setattr(calibration, "_stationary_gain", lambda filter, k: 1.0)
+    patch.setattr(calibration, "stationary_gain", lambda system, noise: 1.0)
 
 
 def gain_reversed(patch):
-    honest = Innovation.update
-    patch.setattr(Innovation, "update", lambda self, g, state: honest(Innovation(omega=1 - self.omega), g, state))
+    patch.setattr(Innovation, "gains", lambda self, t: (1 - self.omega,))
 
 
 def ema_started_at_zero(patch):
-    patch.setattr(EMA, "init", lambda self, g: {"g_tilde": torch.zeros_like(g)})
+    patch.setattr(EMA, "gains", lambda self, t: (self.kappa,))
 
 
 def first_step_uncalibrated(patch):
-    honest = calibration.Exact.phi
-    patch.setattr(calibration.Exact, "phi", lambda self, noise, filter, t, beta2, state: honest(self, noise, filter, t + 1, beta2, state))
+    honest = calibration.Exact._phi
+    patch.setattr(calibration.Exact, "_phi", lambda self, noise, now, settled, t, *rest: honest(self, noise, now, settled, t + 1, *rest))
+
+
+def coefficients_reversed(patch):
+    honest = CorrelatedGaussian._add_filtered
+
+    def reversed_(self, *args):
+        c = self.strategy.a
+        honest(replace(self, strategy=replace(self.strategy, a=(c[0], *c[:0:-1]))), *args)
+
+    patch.setattr(CorrelatedGaussian, "_add_filtered", reversed_)
 
 
 def divided_by_the_realised_batch(patch):
@@ -215,6 +227,7 @@ def divided_by_the_realised_batch(patch):
         ("fiber-lookahead", first_step_uncalibrated),
         ("disk", ema_started_at_zero),
         ("disk-corr", attenuation_off_by_a_tenth),
+        ("mf-dp-ftrl", coefficients_reversed),
         ("dp-sgd", divided_by_the_realised_batch),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,

@@ -34,7 +34,7 @@ def recipe() -> Recipe:
     data = {"train": rows(300, 1), "heldout": rows(50, 2), "test": rows(50, 3)}
     return Recipe(
         name="tiny", task="", model="", data="", paper="", cpu_minutes=0, epsilon=3.0, clip_norm=1.0, batch_size=50, epochs=4,
-        options={"fiber": {"lr": 0.02}}, load=lambda data_dir: data, loss=classification_loss,
+        options={"fiber": {"lr": 0.02}, "mf-dp-ftrl": {"bands": 4}}, load=lambda data_dir: data, loss=classification_loss,
         build=lambda: nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 2)),
     )  # fmt: skip
 
@@ -73,6 +73,27 @@ def test_resumed_run_is_bit_equal_to_the_uninterrupted_one(tmp_path, method):
         assert resumed["privacy"] == whole["privacy"]
         assert resumed["result"] == whole["result"]
         assert resumed["receipt"] == whole["receipt"]
+
+
+def test_noise_memory_is_kept_in_the_secret_checkpoint_alone_and_missed_without_it(tmp_path):
+    from fiberdp.checkpoint import load_checkpoint, save_checkpoint
+
+    with pytest.raises(Crash):
+        fiberdp.fit(recipe(), method="mf-dp-ftrl", seed=7, out=tmp_path / "a", reporter=CrashAfter(9))
+    tensors, state = load_checkpoint(tmp_path / "a" / "resume")
+    assert state["step"] == 6
+    assert int(tensors["noise.t"]) == 6
+    assert tensors["noise.w"].shape == (3, 146)
+    assert bool(tensors["noise.w"].any(1).all())
+    save_checkpoint(tmp_path / "a" / "resume", tensors | {"noise.w": tensors["noise.w"][:2]}, state)
+    refused("noise memory", method="mf-dp-ftrl", seed=7, out=tmp_path / "a", resume=True)
+    save_checkpoint(tmp_path / "a" / "resume", tensors | {"noise.t": tensors["noise.t"] - 1}, state)
+    refused("the noise memory stands at 5", method="mf-dp-ftrl", seed=7, out=tmp_path / "a", resume=True)
+    save_checkpoint(tmp_path / "a" / "resume", tensors, state)
+    record = fiberdp.fit(recipe(), method="mf-dp-ftrl", seed=7, out=tmp_path / "a", resume=True)
+    assert (record["privacy"]["sampling"], record["privacy"]["groups"]) == ("cyclic", 4)
+    public = b"".join(p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file() and "resume" not in p.parts)
+    assert b"noise.w" not in public
 
 
 def test_resume_that_started_the_noise_afresh_would_be_caught(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import torch
 
 from fiberdp._random import Keys
 from fiberdp.accounting import compose, epsilon
-from fiberdp.sampling import SAMPLERS, FixedSize, Poisson, Shuffle
+from fiberdp.sampling import SAMPLERS, Cyclic, FixedSize, Poisson, Shuffle, sampler
 
 DATA = Keys.seeded(1).stream("data")
 
@@ -125,6 +125,54 @@ def test_charge_is_the_sum_of_its_steps(sampling, steps):
     assert together == epsilon(one_by_one, 1e-5, relation=sampler.relation, accountant=accountant)
 
 
+def test_cyclic_uses_of_an_example_lie_whole_rounds_apart():
+    """N = 300, 5 groups, p = 1/2, 200 rounds: nobody leaves their group; inclusion within 5 standard errors; rounds are fresh draws."""
+    cyclic = Cyclic(num_examples=300, batch_size=30, groups=5)
+    assert (cyclic.sampling_probability, cyclic.separation, cyclic.steps_per_epoch) == (0.5, 5, 10)
+    chosen = batches(cyclic, 1000).view(200, 5, 300)
+    assert bool((chosen.any(0).sum(0) == 1).all())  # each example in one group, which all of them join in 200 rounds
+    used = chosen.any(1).double()
+    assert float(used.mean()) == pytest.approx(0.5, abs=5 * (0.25 / 60_000) ** 0.5)
+    assert float((used[1:] * used[:-1]).mean()) == pytest.approx(0.25, abs=5 * (0.1875 / 59_700) ** 0.5)
+
+
+def test_cyclic_groups_are_uniform_and_independent_and_belong_to_the_run():
+    """N = 10**5 in 4 groups: chi-square with 3 degrees of freedom below 30; neighbours agree with probability 1/4."""
+    sizes = {"num_examples": 10**5, "batch_size": 25_000, "groups": 4}
+    group = torch.zeros(10**5, dtype=torch.int64)
+    for step in range(4):
+        group[Cyclic(**sizes).indices(DATA, step)] = step  # p = 1: the whole group
+    counts = group.bincount(minlength=4).double()
+    assert float((counts - 25_000).square().sum() / 25_000) < 30
+    assert float((group[1:] == group[:-1]).double().mean()) == pytest.approx(0.25, abs=5 * (0.1875 / 1e5) ** 0.5)
+    assert not torch.equal(Cyclic(**sizes).indices(Keys.seeded(2).stream("data"), 0), Cyclic(**sizes).indices(DATA, 0))
+
+
+def test_cyclic_is_charged_a_round_at_its_first_step():
+    cyclic = Cyclic(num_examples=100, batch_size=10, groups=4)
+    kinds = [type(cyclic.event(1.0, step)).__name__ for step in range(6)]
+    assert kinds == ["PoissonSampledDpEvent", *["NoOpDpEvent"] * 3, "PoissonSampledDpEvent", "NoOpDpEvent"]
+    assert cyclic.event(1.0, 0).sampling_probability == 0.4
+    for steps in (1, 4, 5, 9):
+        assert compose(cyclic.event(1.5, step) for step in range(steps)).count == cyclic.charge(1.5, steps).count == -(-steps // 4)
+
+
+def test_cyclic_with_one_group_is_priced_as_poisson():
+    one, poisson = (make(num_examples=100, batch_size=10) for make in (Cyclic, Poisson))
+    assert one.charge(1.5, 7) == poisson.charge(1.5, 7)
+
+
+def test_groups_are_for_cyclic_sampling_and_as_many_as_the_data_allow():
+    with pytest.raises(ValueError, match=r"^groups=11: .*Use at most 10 groups[^\n]*$"):
+        Cyclic(num_examples=100, batch_size=10, groups=11)
+    with pytest.raises(ValueError, match="groups=0"):
+        Cyclic(num_examples=100, batch_size=10, groups=0)
+    with pytest.raises(ValueError, match="only cyclic sampling has groups"):
+        sampler("poisson", 100, 10, groups=2)
+    with pytest.raises(ValueError, match="without groups"):
+        sampler("cyclic", 100, 10)
+
+
 def test_events_and_relations_name_the_sampler_that_draws():
     described = {
         name: (sampler.name, sampler.relation, type(sampler(num_examples=10, batch_size=2).event(1.0, 0)).__name__)
@@ -134,6 +182,7 @@ def test_events_and_relations_name_the_sampler_that_draws():
         "poisson": ("poisson", "add_or_remove_one", "PoissonSampledDpEvent"),
         "fixed_size": ("fixed_size", "replace_one", "SampledWithoutReplacementDpEvent"),
         "shuffle": ("shuffle", "zero_out", "GaussianDpEvent"),
+        "cyclic": ("cyclic", "add_or_remove_one", "PoissonSampledDpEvent"),
     }
 
 

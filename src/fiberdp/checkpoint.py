@@ -1,6 +1,6 @@
 """The resume file: one safetensors file, written beside the old one and renamed, so that a crash leaves one or the other.
 
-It holds the generators' keys and so is secret: whoever has it can subtract the noise.  Mode 0600, in the run's `resume/`.
+It holds the generators' keys and the memory of correlated noise and so is secret: whoever has it can subtract the noise.  Mode 0600, in the run's `resume/`.
 """
 
 from __future__ import annotations

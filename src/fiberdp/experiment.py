@@ -37,7 +37,8 @@ def fit(
     batch_size: int | None = None,
     epochs: int | None = None,
     steps: int | None = None,
-    sampling: str = "poisson",
+    sampling: str | None = None,
+    groups: int | None = None,
     accountant: str | None = None,
     data: str | None = None,
     out: str | Path | None = None,
@@ -93,6 +94,7 @@ def fit(
         clip_norm=chosen.clip_norm if clip_norm is None else clip_norm,
         clip=clip,
         sampling=sampling,
+        groups=groups,
         accountant=accountant,
     )
     saved, state = load_checkpoint(folder / "resume") if folder and resume else ({}, {})

@@ -94,6 +94,21 @@ class FlatParameters:
                 own[name] = views[first[id(p)]]
         return {name: tensor.detach().cpu().clone() for name, tensor in own.items()}
 
+    def groups(self, least: int = 1024) -> list[slice]:
+        """Slices of theta that belong together: one a tensor, small ones (biases) joined to their neighbour, so that each has at least
+        `least` coordinates if theta has.
+
+        >>> FlatParameters(nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 2))).groups()
+        [slice(0, 1722, None)]
+        """
+        starts, size = [0], 0
+        for slot in self.slots:
+            if size >= least and self.numel - slot.start >= least:
+                starts.append(slot.start)
+                size = 0
+            size += slot.stop - slot.start
+        return [slice(a, b) for a, b in zip(starts, [*starts[1:], self.numel])]
+
     def check(self) -> None:
         """Raise ValueError if the module no longer trains what `theta` holds (moved, replaced, frozen or unfrozen)."""
         now = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]

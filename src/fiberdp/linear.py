@@ -77,6 +77,15 @@ class StateSpace:
         return M, G, np.concatenate([self.H, np.zeros(q + p)])
 
 
+def refuse_unstable(what: str, radius: float) -> None:
+    """Raise ValueError unless a filter with this spectral radius forgets."""
+    if not radius < 1:
+        raise ValueError(
+            f"{what}: the spectral radius of its recursion is {radius:.6g}, it must be below 1, because an unstable filter lets the noise "
+            "grow without bound. Choose other coefficients."
+        )
+
+
 class NoiseVariance:
     """Var of one coordinate of the filtered noise at t = 0, 1, 2, …, exactly, from the filter and each release's noise.
 

@@ -1,16 +1,21 @@
-"""Every method as a value: observation x clip's partner mechanism x filter x calibration x update (METHODS.md section 4).
+"""Every method as a value: observation x mechanism x filter x calibration x update (METHODS.md section 4).
 
 | method          | observation           | filter           | update | calibration |
 |-----------------|-----------------------|------------------|--------|-------------|
 | dp-sgd          | one-point             | identity         | SGD    | none        |
 | dp-adamw        | one-point             | identity         | AdamW  | none        |
 | dp-adambc       | one-point             | identity         | AdamW  | raw         |
+| doppler         | one-point             | low-pass         | AdamW  | none        |
 | disk            | two-point (0.7, 0.5)  | ema 0.7          | AdamW  | none        |
 | disk-corr       | two-point (0.7, 0.5)  | ema 0.7          | AdamW  | steady      |
 | fiber           | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | steady      |
 | fiber-nocorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | none        |
 | fiber-bccorr    | two-point (0.6, 0.7)  | innovation 0.9   | AdamW  | raw         |
+| fiber-tied      | two-point (0.6, 0.7)  | innovation 0.6   | AdamW  | none        |
 | fiber-lookahead | look-ahead (0.6)      | innovation 0.9   | AdamW  | exact       |
+| mf-dp-ftrl      | one-point             | identity         | SGD    | none        |
+
+The noise is white, but mf-dp-ftrl's: BandMF with 8 bands.
 """
 
 from __future__ import annotations
@@ -20,7 +25,8 @@ from typing import Any
 
 from fiberdp import _validate
 from fiberdp.augmentation import AUGMENTATIONS, NoAugmentation
-from fiberdp.filters import EMA, FILTERS, Identity, Innovation
+from fiberdp.filters import EMA, FILTERS, Identity, Innovation, LowPass
+from fiberdp.mechanisms import MECHANISMS, Banded, White
 from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
 from fiberdp.observation import OBSERVATIONS, OnePoint, TwoPoint
 from fiberdp.optim import AVERAGINGS, SCHEDULES, SGD, UPDATES, AdamW, NoAveraging, WarmupCosine
@@ -28,6 +34,7 @@ from fiberdp.optim import AVERAGINGS, SCHEDULES, SGD, UPDATES, AdamW, NoAveragin
 PARTS = {
     "augmentation": AUGMENTATIONS,
     "observation": OBSERVATIONS,
+    "mechanism": MECHANISMS,
     "filter": FILTERS,
     "calibration": CALIBRATIONS,
     "update": UPDATES,
@@ -43,6 +50,7 @@ class Method:
     name: str = "custom"
     augmentation: Any = NoAugmentation()
     observation: Any = OnePoint()
+    mechanism: Any = White()
     filter: Any = Identity()
     calibration: Any = NoCorrection()
     update: Any
@@ -111,12 +119,15 @@ METHODS: dict[str, Method] = {
         Method(name="dp-sgd", update=SGD(lr=0.1)),
         Method(name="dp-adamw", update=AdamW(lr=1e-3)),
         Method(name="dp-adambc", calibration=Raw(), update=AdamW(lr=1e-3)),
+        Method(name="doppler", filter=LowPass(), update=AdamW(lr=1e-3)),
         _DISK,
         replace(_DISK, name="disk-corr", calibration=Steady()),
         _FIBER,
         replace(_FIBER, name="fiber-nocorr", calibration=NoCorrection()),
         replace(_FIBER, name="fiber-bccorr", calibration=Raw()),
+        replace(_FIBER, name="fiber-tied", filter=Innovation(omega=0.6), calibration=NoCorrection()),
         replace(_FIBER, name="fiber-lookahead", observation=TwoPoint.look_ahead(kappa=0.6), calibration=Exact()),
+        Method(name="mf-dp-ftrl", mechanism=Banded(strategy="bandmf", bands=8), update=SGD(lr=0.1)),
     )
 }
 

@@ -32,22 +32,40 @@ class Pipeline:
         self.keys = keys
         self.micro_batch_size = micro_batch_size
         self.mechanism = plan.mechanism
+        self.noise_memory: dict[str, Tensor] = self.mechanism.init(flat.theta)
+        """Of correlated noise, for the next step; secret.  {} for white noise."""
 
     def release(self, step: int, d: Tensor | None, *, tap: Tap | None = None) -> Release:
         """g_t of this step.  d is d_{t-1}, None at the first step."""
         indices = self.plan.sampler.indices(self.keys.stream("data"), step)
         clipped = self._clipped_sum(self.source.take, indices, step, d, loss_scale=1.0, tap=tap)
-        return self.mechanism.release(clipped, self.keys.stream("noise"), step)
+        return self._open_gate(clipped, "noise", step, self.noise_memory)
 
-    def release_of_nothing(self, step: int, d: Tensor | None) -> Release:
+    def release_of_nothing(self, step: int, d: Tensor | None, memory: dict[str, Tensor] | None = None) -> Release:
         """The same pipeline on blank examples with every loss multiplied by 0, on the receipt's own noise stream: noise alone.
 
         Touches no data.  The number of blank examples is drawn as the run draws its batches, from the receipt's sampling.
+        memory: the noise memory of the receipt's own steps, from `mechanism.init`; the run's is left alone.
         """
         indices = self.plan.sampler.indices(self.keys.stream("data"), step)
         row = self.source.take(torch.zeros(1, dtype=torch.int64))
         clipped = self._clipped_sum(lambda part: _tree.zeros(row, len(part)), indices, step, d, loss_scale=0.0, tap=None)
-        return self.mechanism.release(clipped, self.keys.stream("receipt"), step)
+        return self._open_gate(clipped, "receipt", step, memory or {})
+
+    def load_noise_memory(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from a copy of `noise_memory` as it was before a step.  Raises ValueError if it is another mechanism's."""
+        shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+        expected = {name: tuple(t.shape) for name, t in self.noise_memory.items()}
+        if shapes != expected:
+            raise ValueError(
+                f"noise memory {shapes}: this plan's is {expected}, because each step's noise continues the last one's. Load the "
+                "checkpoint of the same plan."
+            )
+        for name, held in self.noise_memory.items():
+            held.copy_(tensors[name])
+
+    def _open_gate(self, clipped: ClippedSum, stream: str, step: int, memory: dict[str, Tensor]) -> Release:
+        return self.mechanism.release(clipped, self.keys.stream(stream), step, *([memory] if memory else []))
 
     def _clipped_sum(self, take: Any, indices: Tensor, step: int, d: Tensor | None, *, loss_scale: float, tap: Tap | None) -> ClippedSum:
         """Sum over micro-batches; any split gives the same sum, and noise is added to the whole once, at the gate."""

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from fiberdp import _validate
 from fiberdp.accounting import ACCOUNTANTS, epsilon, noise_multiplier
+from fiberdp.accounting.events import mechanisms as charged
 from fiberdp.clipping import CLIPS
 from fiberdp.mechanisms import Gaussian
 from fiberdp.methods import METHODS, Method
 from fiberdp.methods import method as method_named
 from fiberdp.sampling import SAMPLERS
+from fiberdp.sampling import sampler as sampler_named
+from fiberdp.types import Noise
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -55,6 +58,7 @@ class Plan:
         )
         _validate.choice("accountant", self.accountant, ACCOUNTANTS)
         Gaussian(noise_multiplier=self.noise_multiplier, batch_size=self.batch_size)  # validates sigma
+        _check_separation(self.method.mechanism, self.sampler)
 
     @property
     def num_examples(self) -> int:
@@ -70,18 +74,41 @@ class Plan:
         """The neighbouring relation under which epsilon holds: it is the sampler's."""
         return self.sampler.relation
 
-    @property
-    def mechanism(self) -> Gaussian:
-        return Gaussian(noise_multiplier=self.noise_multiplier, batch_size=self.batch_size)
+    @cached_property
+    def mechanism(self) -> Any:
+        """The gate: the method's choice of noise at this plan's sigma, B, T and separation of uses."""
+        return self.method.mechanism.gate(
+            noise_multiplier=self.noise_multiplier, batch_size=self.batch_size, steps=self.steps, separation=self.sampler.separation
+        )  # fmt: skip
 
     def event(self, step: int) -> DpEvent:
-        """What step `step` is charged, written to the ledger before its release."""
-        return self.sampler.event(self.noise_multiplier, step)
+        """What step `step` is charged, written to the ledger before its release.
+
+        Noise whose strategy matrix is not banded is one Gaussian over all T steps, charged at the first.
+        """
+        if not self.method.mechanism.whole_horizon:
+            return self.sampler.event(self.noise_multiplier, step)
+        from dp_accounting import GaussianDpEvent, NoOpDpEvent
+
+        return NoOpDpEvent() if step else GaussianDpEvent(self.noise_multiplier)
+
+    def charge(self, noise_multiplier: float) -> DpEvent:
+        """What all T steps are charged together at this sigma."""
+        if not self.method.mechanism.whole_horizon:
+            return self.sampler.charge(noise_multiplier, self.steps)
+        from dp_accounting import GaussianDpEvent
+
+        return GaussianDpEvent(noise_multiplier)
+
+    def charged_noise(self, step: int) -> Noise:
+        """The noise that the ledger's charge stands for: sigma is read from the event of step 0, which every later one repeats."""
+        (mechanism,) = charged(self.event(0))
+        return replace(self.mechanism, noise_multiplier=mechanism.noise_multiplier).noise(self.clip.sensitivity, step)
 
     @cached_property
     def epsilon(self) -> float:
         """epsilon of all T steps.  A finished run's epsilon comes from its ledger instead (they agree)."""
-        return self.price(self.sampler.charge(self.noise_multiplier, self.steps))
+        return self.price(self.charge(self.noise_multiplier))
 
     def price(self, event: DpEvent) -> float:
         """epsilon of `event` at this plan's delta, relation and accountant."""
@@ -113,6 +140,7 @@ class Plan:
             "sampling": self.sampler.name,
             "num_examples": self.num_examples,
             "batch_size": self.batch_size,
+            **({"groups": self.sampler.groups} if self.sampler.name == "cyclic" else {}),
             "clip": {"type": self.clip.name} | {f.name: getattr(self.clip, f.name) for f in fields(self.clip)},
             "noise_multiplier": self.noise_multiplier,
             "steps": self.steps,
@@ -126,7 +154,7 @@ class Plan:
         clip = dict(config["clip"])
         return cls(
             method=Method.from_json(config["method"]),
-            sampler=_sampler(config["sampling"], config["num_examples"], config["batch_size"]),
+            sampler=sampler_named(config["sampling"], config["num_examples"], config["batch_size"], config.get("groups")),
             clip=CLIPS[_validate.choice("clip.type", clip.pop("type"), tuple(CLIPS))](**clip),
             noise_multiplier=config["noise_multiplier"],
             steps=config["steps"],
@@ -147,7 +175,8 @@ def plan(
     delta: float,
     clip_norm: float,
     clip: str = "flat",
-    sampling: str = "poisson",
+    sampling: str | None = None,
+    groups: int | None = None,
     accountant: str | None = None,
     relation: str | None = None,
 ) -> Plan:
@@ -156,13 +185,18 @@ def plan(
     Exactly one of epochs / steps, and exactly one of epsilon / noise_multiplier.  There is no default for epsilon, delta or
     clip_norm: a privacy default is never a guess.  relation: the neighbouring relation you expect; refused unless it is
     the sampler's.  accountant: "pld" (tight; "rdp" for fixed_size, which PLD cannot price), "rdp", "rdp-classic".
+    sampling: what the method's noise needs if left out: "poisson" for white noise, "cyclic" for correlated.  groups: of cyclic sampling;
+    by default the bands of a banded strategy, else N // B.
 
     Guarantee: the released gradients of a run of this plan are (plan.epsilon, delta)-DP under plan.relation, and
     plan.epsilon <= epsilon.
     Raises ValueError, in one line, for anything out of range or that does not fit together.
     """
     chosen = method if isinstance(method, Method) else method_named(_validate.choice("method", method, tuple(METHODS)))
-    sampler = _sampler(sampling, num_examples, batch_size)
+    sampling = chosen.mechanism.sampling if sampling is None else _validate.choice("sampling", sampling, tuple(SAMPLERS))
+    if groups is None and sampling == "cyclic":
+        groups = chosen.mechanism.groups(sampler_named("poisson", num_examples, batch_size).steps_per_epoch)
+    sampler = sampler_named(sampling, num_examples, batch_size, groups)
     if (epochs is None) == (steps is None):
         raise ValueError(f"epochs={epochs}, steps={steps}: exactly one must be given, because each determines the other. Drop one.")
     if (epsilon is None) == (noise_multiplier is None):
@@ -195,12 +229,20 @@ def plan(
 
 
 def _calibrated(draft: Plan, target: float) -> float:
-    def total(sigma: float) -> DpEvent:
-        return draft.sampler.charge(sigma, draft.steps)
-
-    return noise_multiplier(total, target, draft.delta, relation=draft.relation, accountant=draft.accountant)
+    return noise_multiplier(draft.charge, target, draft.delta, relation=draft.relation, accountant=draft.accountant)
 
 
-def _sampler(name: str, num_examples: int, batch_size: int) -> Any:
-    cls = SAMPLERS[_validate.choice("sampling", name, tuple(SAMPLERS))]
-    return cls(num_examples=num_examples, batch_size=batch_size)
+def _check_separation(mechanism: Any, sampler: Any) -> None:
+    """Raise ValueError if an example could be used more often, or at closer steps, than the mechanism's sensitivity allows for."""
+    if mechanism.sampling == "cyclic" != sampler.name:
+        raise ValueError(
+            f"mechanism={mechanism.name!r} with sampling={sampler.name!r}: correlated noise needs cyclic sampling, because an example could "
+            "be used twice within its memory, and the sensitivity would exceed what is charged. Leave sampling out, or use white noise."
+        )
+    if mechanism.least_separation > sampler.separation:
+        most = sampler.num_examples // sampler.batch_size
+        raise ValueError(
+            f"bands={mechanism.least_separation} with groups={sampler.groups}: bands must be at most groups, because an example could be "
+            f"used twice within the bands, and the sensitivity would exceed what is charged. N // B = {most}: use at most {most} bands "
+            "and as many groups, or a smaller batch_size."
+        )

@@ -78,7 +78,9 @@ class RunDirectory:
         if not self.folder:
             return
         if state:
-            run.optimizer.load_state_dict(saved, state["step"])
+            memory = {name: t for name, t in saved.items() if name.startswith("noise.")}
+            run.pipeline.load_noise_memory({name.removeprefix("noise."): t for name, t in memory.items()})
+            run.optimizer.load_state_dict({name: t for name, t in saved.items() if name not in memory}, state["step"])
             run.ledger = Ledger(self.folder / "ledger.jsonl")
             if len(run.ledger) < state["step"]:
                 raise ValueError(
@@ -131,6 +133,7 @@ class RunDirectory:
                 "noise_multiplier": plan.noise_multiplier,
                 "clip_norm": plan.clip.sensitivity,
                 "sampling": plan.sampler.name,
+                **({"groups": plan.sampler.groups} if plan.sampler.name == "cyclic" else {}),
                 "batch_size": plan.batch_size,
                 "num_examples": plan.num_examples,
                 "steps": len(run.ledger),
@@ -203,7 +206,8 @@ class RunDirectory:
                 "fingerprint": self.fingerprint,
                 "seconds": self.seconds,
             }
-            save_checkpoint(self.folder / "resume", run.optimizer.state_dict(), state)
+            memory = {f"noise.{name}": t for name, t in run.pipeline.noise_memory.items()}
+            save_checkpoint(self.folder / "resume", run.optimizer.state_dict() | memory, state)
 
     def _rewind_metrics(self, step: int) -> None:
         """Drop what was measured after the checkpoint: the resumed run measures it again."""

@@ -9,7 +9,7 @@ from fiberdp._validate import choice, count, interval, positive
 from fiberdp.accounting import ACCOUNTANTS
 from fiberdp.accounting import epsilon as price
 from fiberdp.accounting import noise_multiplier as calibrate
-from fiberdp.sampling import SAMPLERS
+from fiberdp.sampling import sampler as sampler_named
 
 # The names scripts rely on: METHODS.md calls the two conversions improved and classic.
 _ALTERNATIVE = {"pld": "pld", "rdp": "rdp_improved", "rdp-classic": "rdp_classic"}
@@ -24,12 +24,14 @@ def account(
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
     sampling: str = "poisson",
+    groups: int | None = None,
     accountant: str | None = None,
 ) -> dict[str, Any]:
     """The noise a target epsilon needs, or the epsilon a noise multiplier gives, by every accountant that can tell.
 
     num_examples: N.  batch_size: B, expected.  steps: T.  delta: in (0, 1), below 1/N to mean anything.
     noise_multiplier: sigma, std of the noise on the clipped sum in units of C.  accountant: the sampler's tightest if not given.
+    groups: of cyclic sampling, which prices rounds of banded noise (columns of norm 1, at most `groups` bands) or of white noise.
 
     Returns JSON values: noise_multiplier, epsilon, delta, relation, accountant, sampling, num_examples,
     batch_size, steps, and alternatives {name: {noise_multiplier, epsilon}} with rdp_improved, rdp_classic and, if
@@ -42,8 +44,7 @@ def account(
     >>> round(stated["epsilon"], 4), stated["relation"], round(stated["alternatives"]["rdp_improved"]["epsilon"], 4)
     (4.3772, 'add_or_remove_one', 4.7285)
     """
-    choice("sampling", sampling, tuple(SAMPLERS))
-    sampler = SAMPLERS[sampling](num_examples=num_examples, batch_size=batch_size)
+    sampler = sampler_named(sampling, num_examples, batch_size, groups)
     main = choice("accountant", sampler.accountant if accountant is None else accountant, ACCOUNTANTS)
     count("steps", steps, why="It is T, the number of steps taken, each of which releases a gradient.")
     interval("delta", delta, 0, 1, open_low=True, open_high=True, why="Choose it below 1/N, for example N^-1.1.")
@@ -87,5 +88,6 @@ def account(
         "num_examples": num_examples,
         "batch_size": batch_size,
         "steps": steps,
+        **({} if groups is None else {"groups": groups}),
         "alternatives": alternatives,
     }

@@ -97,6 +97,7 @@ class Run:
             schedule=plan.method.schedule,
             averaging=plan.method.averaging,
             steps=plan.steps,
+            groups=self.flat.groups(),
         )
         self.ledger = Ledger(ledger)
         self.receipt: Receipt | None = None
@@ -105,13 +106,15 @@ class Run:
     def prove(self) -> Receipt:
         """Make the noise receipt (once), or raise ReceiptError if the noise is not what is charged.  Touches no data."""
         if self.receipt is None:
-            charged = self.plan.noise_multiplier * self.plan.clip.sensitivity / self.plan.batch_size if self.plan.noise_multiplier else 0.0
             d = torch.full_like(self.flat.theta, 1e-3)  # not zero, so that every probe is evaluated
+            memory = self.plan.mechanism.init(self.flat.theta)
+            noise = self.plan.charged_noise(0)
             self.receipt = noise_receipt(
-                lambda step: self.pipeline.release_of_nothing(step, d).value,
-                std=charged,
+                lambda step: self.pipeline.release_of_nothing(step, d, memory).value,
+                std=noise.std,
                 tensors=[(slot.name, slice(slot.start, slot.stop)) for slot in self.flat.slots],
                 steps=receipt_steps(self.flat.numel),
+                charged=None if noise.white else self.plan.charged_noise,
             )
         return self.receipt.require()
 

@@ -97,6 +97,8 @@ def test_runs_of_filtered_and_unfiltered_methods_are_charged_alike():
 
 KAPPA, VARIANCES, STATIONARY = 0.3, (0.09, 0.1341, 0.155709), 0.3 / 1.7
 
+NO_FILTER = Identity().system(None)
+
 
 def smoothed(init_at):
     """theta_t - theta_{t+1} = g~_t."""
@@ -170,9 +172,9 @@ def adambc(engine, steps, d=20_000):
 
 def test_phi_is_the_noise_variance_of_the_mean():
     noise = adambc("vmap", 1, d=8).pipeline.release(0, None).noise
-    assert noise.std**2 == Raw().phi(noise, Identity(), 0, 0.999, {})[0] == PHI
+    assert noise.std**2 == Raw().correction(noise, NO_FILTER, NO_FILTER, 0, 0.999, {})[0].phi == PHI
     of_the_sum = private("dp-adambc", Vector(1), linear, torch.zeros(1, 1), "vmap", sigma=1.0, steps=1).pipeline.release(0, None).noise
-    assert Raw().phi(of_the_sum, Identity(), 0, 0.999, {})[0] == 1.0  # B = 1: the sum is the mean
+    assert Raw().correction(of_the_sum, NO_FILTER, NO_FILTER, 0, 0.999, {})[0].phi == 1.0  # B = 1: the sum is the mean
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -195,7 +197,7 @@ def test_v_hat_averages_phi_and_is_floored(engine):
 
 def test_a_root_without_the_floor_is_caught(monkeypatch):
     right = AdamW.update
-    monkeypatch.setattr(AdamW, "update", lambda self, *args, **options: right(self, *args, **{**options, "eps_v": -math.inf}))
+    monkeypatch.setattr(AdamW, "update", lambda self, *args: right(self, *args[:-1], (args[-1][0], -math.inf)))
     run = adambc("vmap", 1)
     run.step()
     assert float(run.flat.theta.isnan().double().mean()) > 0.5

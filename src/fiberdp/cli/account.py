@@ -14,7 +14,8 @@ def account(
     delta: Annotated[float, typer.Option(help="Failure probability, below 1/N.")],
     epsilon: Annotated[float | None, typer.Option(help="Target: find the noise multiplier.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="sigma: find epsilon.")] = None,
-    sampling: Annotated[str, typer.Option(help="poisson, fixed_size or shuffle.")] = "poisson",
+    sampling: Annotated[str, typer.Option(help="poisson, fixed_size, shuffle or cyclic.")] = "poisson",
+    groups: Annotated[int | None, typer.Option(help="Groups of cyclic sampling: at least the bands of the noise.")] = None,
     accountant: Annotated[str | None, typer.Option(help="pld, rdp or rdp-classic; pld if it can price the sampler.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -24,7 +25,7 @@ def account(
 
     statement = priced(
         num_examples=num_examples, batch_size=batch_size, steps=steps, delta=delta, epsilon=epsilon,
-        noise_multiplier=noise_multiplier, sampling=sampling, accountant=accountant,
+        noise_multiplier=noise_multiplier, sampling=sampling, groups=groups, accountant=accountant,
     )  # fmt: skip
     if json:
         print(to_text(statement))

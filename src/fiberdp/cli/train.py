@@ -32,7 +32,9 @@ def train(
         int | None, typer.Option(help="Augmented copies an example, averaged before the clip; none if left out.")
     ] = None,
     averaging: Annotated[float | None, typer.Option(help="Decay of an average of the weights, kept beside them; costs no epsilon.")] = None,
-    sampling: Annotated[str, typer.Option(help="poisson, fixed_size or shuffle.")] = "poisson",
+    bands: Annotated[int | None, typer.Option(help="Coefficients of the banded noise of mf-dp-ftrl.")] = None,
+    sampling: Annotated[str | None, typer.Option(help="poisson, fixed_size, shuffle or cyclic; what the method's noise needs.")] = None,
+    groups: Annotated[int | None, typer.Option(help="Groups of cyclic sampling; the bands if left out.")] = None,
     accountant: Annotated[str | None, typer.Option(help="pld, rdp or rdp-classic.")] = None,
     engine: Annotated[str, typer.Option(help="vmap or loop; changes no epsilon.")] = "vmap",
     micro_batch_size: Annotated[int | None, typer.Option(help="Examples in memory at a time; changes no epsilon.")] = None,
@@ -46,14 +48,17 @@ def train(
     from fiberdp.record import to_text
 
     keep_freed_memory()
-    given = {"lr": lr, "omega": omega, "kappa": kappa, "gamma": gamma, "eps_v": eps_v, "allow_extrapolation": allow_extrapolation or None}
+    given = {
+        "lr": lr, "omega": omega, "kappa": kappa, "gamma": gamma, "eps_v": eps_v, "bands": bands,
+        "allow_extrapolation": allow_extrapolation or None,
+    }  # fmt: skip
     with progress(quiet=json) as reporter:
         record = fit(
             recipe, method=method, options={name: value for name, value in given.items() if value is not None},
             multiplicity=multiplicity, averaging=averaging,
             epsilon=epsilon, delta=delta, clip_norm=clip_norm, clip=clip, batch_size=batch_size, epochs=epochs, steps=steps,
-            sampling=sampling, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device, engine=engine,
-            micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
+            sampling=sampling, groups=groups, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device,
+            engine=engine, micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
         )  # fmt: skip
     if json:
         print(to_text(record))

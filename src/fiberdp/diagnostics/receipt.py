@@ -13,6 +13,12 @@ That noise is compared with what the ledger charges:
     | tensor std  | root mean square of each tensor                             | a tensor without noise, or with too much |
     | tensors     | correlation between tensors                                 | one seed used for two tensors            |
 
+Correlated noise is whitened first: x_t is the release over the std charged at t, and from the noising filter that the plan declares
+
+    z_t = ( Sum_j a_j x_{t-j} - Sum_{j>=1} b_j z_{t-j} ) / b_0
+
+must be white, so the checks are made on z, with one more family: lag-k, the correlation of steps k apart, for k up to the bands.
+
 Exact distributions are used where samples are few (chi^2 for variances, Student's t for correlations) and turned into
 normal-equivalent standard errors.  A family of m checks is held to the limit that keeps its false-alarm rate at that of one check
 at 5 standard errors (6e-7).  It touches no data, so it costs no privacy.
@@ -21,6 +27,7 @@ at 5 standard errors (6e-7).  It touches no data, so it costs no privacy.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -29,6 +36,8 @@ from typing import Any
 import torch
 from scipy import stats
 from torch import Tensor
+
+from fiberdp.types import Noise
 
 LIMIT = 5.0
 LARGEST_DEVIATION = 35.0  # what is printed when the probability underflows
@@ -91,29 +100,47 @@ def receipt_steps(numel: int) -> int:
     return min(64, max(4, math.ceil(50_000 / numel)))
 
 
-def noise_receipt(release: Callable[[int], Tensor], *, std: float, tensors: Sequence[tuple[str, slice]], steps: int) -> Receipt:
+def noise_receipt(
+    release: Callable[[int], Tensor],
+    *,
+    std: float,
+    tensors: Sequence[tuple[str, slice]],
+    steps: int,
+    charged: Callable[[int], Noise] | None = None,
+) -> Receipt:
     """Drive `release(step) -> Tensor[d]` (noise alone) for `steps` steps and compare with `std`, the std charged per coordinate.
 
     tensors: (name, where in the vector).  std = 0 (a run without noise) is proved by all values being exactly 0.
+    charged: for correlated noise, the noise that each step is charged for; std is then that of the white noise it is made of, at step 0.
+    It is driven for at least bands + 2 steps, so that every coefficient of the noising filter shows.
     """
+    whiten = _Whitening(charged) if charged and std else None
+    steps = max(steps, whiten.bands + 2) if whiten else steps
+    lags = {k: _Correlation() for k in range(2, 1 + min(whiten.bands, steps - 1))} if whiten else {}
     rms, mean, fourth, lag, neighbours = _Moment(2), _Moment(1), _Moment(4), _Correlation(), _Correlation()
     squares = {name: _Moment(2) for name, _ in tensors}
     by_size = sorted(tensors, key=lambda t: t[1].stop - t[1].start)
     pairs = {(a[0], b[0]): (a[1], b[1], _Correlation()) for order in (tensors, by_size) for a, b in pairwise(order)}
     previous: Tensor | None = None
     for step in range(steps):
-        x = release(step).detach().double().div_(std or 1.0)
+        x = release(step).detach().double()
+        x = whiten(x, step) if whiten else x.div_(std or 1.0)
         for moment in (rms, mean, fourth):
             moment.add(x)
         neighbours.add(x[:-1], x[1:])
         if previous is not None:
             lag.add(previous, x)
+        for k, correlation in lags.items():
+            if whiten and k <= step:
+                correlation.add(whiten.z[k - 1].double(), x)
         for name, where in tensors:
             squares[name].add(x[where])
         for a, b, correlation in pairs.values():
             shorter = min(a.stop - a.start, b.stop - b.start)
             correlation.add(x[a][:shorter], x[b][:shorter])
         previous = x
+        if whiten:
+            whiten.keep(x)
     n = rms.count
     if std == 0:
         checks = [Check("std", math.sqrt(rms.mean), 0.0, 0.0, 0.0 if rms.mean == 0 else LARGEST_DEVIATION)]
@@ -124,12 +151,37 @@ def noise_receipt(release: Callable[[int], Tensor], *, std: float, tensors: Sequ
         # the fourth moment of few samples is far from normal: below 10,000 it would refuse good noise
         *([Check("kurtosis", fourth.mean, 3.0, (96 / n) ** 0.5, (fourth.mean - 3) / (96 / n) ** 0.5)] if n >= 10_000 else []),
         *_correlations({"lag-1 correlation": lag}),
+        *_correlations({f"lag-{k} correlation": c for k, c in lags.items()}),
         *_correlations({"correlation of neighbouring coordinates": neighbours}),
         *_family(_variance(f"std of {name}", moment) for name, moment in squares.items()),
         *_correlations({f"correlation of {a} with {b}": c for (a, b), (_, _, c) in pairs.items()}),
     ]
     first = checks[0]
     return Receipt(std, first.value, first.standard_error, lag.value, steps, n, tuple(checks))
+
+
+class _Whitening:
+    """The inverse of the noising filter, a step at a time.  x, z: what came before, the latest first, in float32."""
+
+    def __init__(self, charged: Callable[[int], Noise]) -> None:
+        noise = charged(0)
+        self.charged, self.a, self.b = charged, noise.a, noise.b
+        self.bands = max(len(noise.a), len(noise.b))
+        self.x: deque[Tensor] = deque(maxlen=len(noise.a) - 1)
+        self.z: deque[Tensor] = deque(maxlen=self.bands)
+
+    def __call__(self, w: Tensor, step: int) -> Tensor:
+        x = w.div_(self.charged(step).std)
+        z = x * self.a[0]
+        for a_j, x_j in zip(self.a[1:], self.x, strict=False):
+            z.add_(x_j, alpha=a_j)
+        for b_j, z_j in zip(self.b[1:], self.z, strict=False):
+            z.sub_(z_j, alpha=b_j)
+        self.x.appendleft(x.float())
+        return z.div_(self.b[0])
+
+    def keep(self, z: Tensor) -> None:
+        self.z.appendleft(z.float())
 
 
 class _Moment:

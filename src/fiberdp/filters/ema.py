@@ -13,21 +13,23 @@ import torch
 from torch import Tensor
 
 from fiberdp import _validate
+from fiberdp.filters.filter import Filter, State
 from fiberdp.linear import StateSpace
 
 
 @dataclass(frozen=True, kw_only=True)
-class EMA:
+class EMA(Filter):
     """kappa: gain in (0, 1]; 1 is no filter.
 
     init_at: "first" starts at g~_0 = g_0 (what DiSK's public code does, the paper being silent); "zero" at g~_{-1} = 0.
 
-    >>> g_tilde, _ = EMA(kappa=0.25, init_at="zero").update(torch.ones(2), {"g_tilde": torch.zeros(2)})
+    >>> g_tilde, _ = EMA(kappa=0.25).update(torch.ones(2), {"g_tilde": torch.zeros(2)})
     >>> g_tilde
     tensor([0.2500, 0.2500])
     """
 
     name: ClassVar[str] = "ema"
+    state_names: ClassVar[tuple[str, ...]] = ("g_tilde",)
     kappa: float = 0.7
     init_at: Literal["first", "zero"] = "first"
 
@@ -35,17 +37,18 @@ class EMA:
         _validate.interval("kappa", self.kappa, 0, 1, open_low=True, why="It is the weight of the newest gradient; 1 is no filter.")
         _validate.choice("init_at", self.init_at, ("first", "zero"))
 
-    def init(self, g: Tensor) -> dict[str, Tensor]:
-        return {"g_tilde": g.clone() if self.init_at == "first" else torch.zeros_like(g)}
-
-    def update(self, g: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        g_tilde = torch.lerp(state["g_tilde"], g, self.kappa)
+    @staticmethod
+    def recursion(g: Tensor, state: State, kappa: float) -> tuple[Tensor, State]:
+        g_tilde = torch.lerp(state["g_tilde"], g, kappa)
         return g_tilde, {"g_tilde": g_tilde}
+
+    def gains(self, t: int | None) -> tuple[float]:
+        return (1.0 if t == 0 and self.init_at == "first" else self.kappa,)
 
     def noise_gain(self) -> float:
         """A = Var[g~]/Var[g] for white noise, stationary (eq. 73).  In (0, 1]."""
         return self.kappa / (2 - self.kappa)
 
-    def system(self, t: int) -> StateSpace:
-        gain = 1.0 if t == 0 and self.init_at == "first" else self.kappa
-        return StateSpace(M=np.array([[1 - self.kappa]]), G=np.array([gain]), H=np.ones(1))
+    def system(self, t: int | None) -> StateSpace:
+        (kappa,) = self.gains(t)
+        return StateSpace(M=np.array([[1 - kappa]]), G=np.array([kappa]), H=np.ones(1))

@@ -8,23 +8,25 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from fiberdp.filters.filter import Filter, State
 from fiberdp.linear import StateSpace
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(Filter):
     """A = 1."""
 
     name: ClassVar[str] = "identity"
 
-    def init(self, g: Tensor) -> dict[str, Tensor]:
-        return {}
-
-    def update(self, g: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    @staticmethod
+    def recursion(g: Tensor, state: State) -> tuple[Tensor, State]:
         return g, state
+
+    def gains(self, t: int | None) -> tuple[()]:
+        return ()
 
     def noise_gain(self) -> float:
         return 1.0
 
-    def system(self, t: int) -> StateSpace:
+    def system(self, t: int | None) -> StateSpace:
         return StateSpace(M=np.zeros((1, 1)), G=np.ones(1), H=np.ones(1))

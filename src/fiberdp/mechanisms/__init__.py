@@ -1,7 +1,20 @@
-"""The gate: a clipped sum goes in, a release comes out.  Nothing to the right of it can name a raw gradient."""
+"""The gate: a clipped sum goes in, a release comes out.  Nothing to the right of it can name a raw gradient.
 
-from fiberdp.mechanisms.gaussian import Gaussian
+A method holds the choice of noise (`White()`, `Banded(…)`); the plan makes the gate from it once sigma, B and T are known:
 
-MECHANISMS = {cls.name: cls for cls in (Gaussian,)}
+    gate.init(theta)                              the noise memory, {} for white noise; secret
+    gate.noise(sensitivity, step)                 what the release of that step carries
+    gate.release(clipped, stream, step[, memory])
+"""
 
-__all__ = ["MECHANISMS", "Gaussian"]
+from __future__ import annotations
+
+from typing import Any
+
+from fiberdp.mechanisms.banded import Banded
+from fiberdp.mechanisms.correlated import CorrelatedGaussian
+from fiberdp.mechanisms.gaussian import Gaussian, White
+
+MECHANISMS: dict[str, Any] = {cls.name: cls for cls in (White, Banded)}
+
+__all__ = ["MECHANISMS", "Banded", "CorrelatedGaussian", "Gaussian", "White"]

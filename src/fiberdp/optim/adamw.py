@@ -9,7 +9,7 @@ theta   <- (1 - eta lambda) theta - eta m^_t / (sqrt(v-_t) + eps)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,17 +42,29 @@ class AdamW:
         _validate.interval("eps", self.eps, 0, float("inf"), open_high=True, why="It is added to the root of the second moment.")
         _validate.interval("weight_decay", self.weight_decay, 0, float("inf"), open_high=True, why="It shrinks theta.")
 
+    def coefficients(self, t: int, lr: float) -> tuple[float, float, float]:
+        """What depends on the step: 1 - eta lambda, 1/(1 - beta2^{t+1}), eta/(1 - beta1^{t+1})."""
+        beta1, beta2 = self.betas
+        return 1 - lr * self.weight_decay, 1 - beta2 ** (t + 1), lr / (1 - beta1 ** (t + 1))
+
     def update(
-        self, theta: Tensor, g_tilde: Tensor, state: dict[str, Tensor], *, t: int, lr: float, phi: float | None, eps_v: float
+        self, theta: Tensor, g_tilde: Tensor, state: dict[str, Tensor], decay: float, v_weight: float, step: float, correction: Any
     ) -> None:
-        """One step on any slice of the vector: theta and state (m, v) change in place.  phi None: no correction, no floor."""
+        """One step on any slice of the vector: theta and state (m, v) change in place.  correction None: no subtraction, no floor."""
         m, v = state["m"], state["v"]
         beta1, beta2 = self.betas
         m.lerp_(g_tilde, 1 - beta1)
         v.mul_(beta2).addcmul_(g_tilde, g_tilde, value=1 - beta2)
-        v_bar = v / (1 - beta2 ** (t + 1))
-        if phi is not None:
-            v_bar.sub_(phi).clamp_(min=eps_v)
+        v_bar = v / v_weight
+        if correction is not None:
+            phi, floor = correction
+            v_bar.sub_(phi).clamp_(min=floor)
         if self.weight_decay:
-            theta.mul_(1 - lr * self.weight_decay)
-        theta.addcdiv_(m, torch.sqrt_(v_bar).add_(self.eps), value=-lr / (1 - beta1 ** (t + 1)))
+            theta.mul_(decay)
+        theta.sub_(torch.sqrt_(v_bar).add_(self.eps).reciprocal_().mul_(m).mul_(step))
+
+    def clamped(self, state: dict[str, Tensor], v_weight: float, correction: Any) -> tuple[float, float]:
+        """(Sum of |m_i| over the coordinates that the floor holds, Sum of |m_i|): the two parts of the clamp mass (paper, E.6)."""
+        phi, floor = correction
+        mass = state["m"].abs()
+        return float(mass[state["v"] / v_weight - phi <= floor].sum()), float(mass.sum())

@@ -6,6 +6,7 @@ releases alone, so it may be published with them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,27 +14,30 @@ import torch
 from torch import Tensor
 
 from fiberdp.optim.averaging import NoAveraging
+from fiberdp.optim.fused import fused
 from fiberdp.types import Noise, Release
 
 BLOCK = 2**17  # elements updated at a time: state and temporaries of one block stay in the L2 cache
+COMPILE_FROM = 2**20  # elements: below, one pass takes less time than starting a compiled function is worth
 
-
-Scalars = dict[str, np.ndarray]
-"""A calibration's state: a few numbers, the same for every coordinate."""
+Scalars = dict[str, Any]
+"""A calibration's state: a few numbers, the same for every coordinate of a group (and P, a vector, where gradients are scaled)."""
 
 
 class Filter(Protocol):
+    @property
+    def learns(self) -> bool: ...
     def init(self, g: Tensor) -> dict[str, Tensor]: ...
-    def update(self, g: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]: ...
-    def system(self, t: int) -> Any: ...
+    def gains(self, t: int | None) -> tuple[Any, ...]: ...
+    def system(self, t: int | None) -> Any: ...
 
 
 class Calibration(Protocol):
     @property
-    def eps_v(self) -> float: ...
-    @property
     def state_names(self) -> tuple[str, ...]: ...
-    def phi(self, noise: Noise, filter: Any, t: int, beta2: float, state: Scalars) -> tuple[float | None, Scalars]: ...
+    def correction(
+        self, noise: Noise, system: Any, settled: Any, t: int, beta2: float, state: Scalars, spread: Tensor | None = None
+    ) -> tuple[Any, Scalars]: ...
 
 
 class Update(Protocol):
@@ -41,9 +45,8 @@ class Update(Protocol):
     def lr(self) -> float: ...
     @property
     def state_names(self) -> tuple[str, ...]: ...
-    def update(
-        self, theta: Tensor, g_tilde: Tensor, state: dict[str, Tensor], *, t: int, lr: float, phi: float | None, eps_v: float
-    ) -> None: ...
+    def coefficients(self, t: int, lr: float) -> tuple[float, ...]: ...
+    def update(self, theta: Tensor, g_tilde: Tensor, state: dict[str, Tensor], *coefficients: Any) -> None: ...
 
 
 class Schedule(Protocol):
@@ -59,26 +62,43 @@ class Averaging(Protocol):
 class Optimizer:
     """theta: Tensor[d], changed in place by `step`.  steps: T, which the schedule needs.  t: the next step, from 0.
 
+    groups: the slices of theta that a filter which learns (`KalmanAuto`) fits apart; others treat theta as one.
+    compiled: one generated function instead of blocks of eager operations; changes time, and results by rounding only.  None compiles
+    where a compiler is at hand and theta is large.
+
     d is theta_t - theta_{t-1} with everything the update did, weight decay included; None before the first step.
     """
 
     def __init__(
-        self, theta: Tensor, *, filter: Filter, calibration: Calibration, update: Update, schedule: Schedule, steps: int,
+        self,
+        theta: Tensor,
+        *,
+        filter: Filter,
+        calibration: Calibration,
+        update: Update,
+        schedule: Schedule,
+        steps: int,
         averaging: Averaging | None = None,
-    ) -> None:  # fmt: skip
+        groups: Sequence[slice] | None = None,
+        compiled: bool | None = None,
+    ) -> None:
         self.theta = theta
         self.filter = filter
         self.calibration = calibration
         self.rule = update
         self.schedule = schedule
         self.steps = steps
+        self.groups = list(groups) if groups and filter.learns else [slice(0, len(theta))]
         self.t = 0
         self.d: Tensor | None = None
         self.filter_state: dict[str, Tensor] = {}
         self.moments = {name: torch.zeros_like(theta) for name in update.state_names}
-        self.calibration_state: dict[str, np.ndarray] = {}
+        self.calibration_state: list[Scalars] = [{} for _ in self.groups]
+        self.learned: list[Any] = [filter.begin(_size(group)) for group in self.groups] if filter.learns else []  # pyright: ignore
         self.averaging = averaging or NoAveraging()
         self.averaging_state = self.averaging.init(theta)
+        self._corrections: list[Any] = []
+        self._advance, self._block = self._pass(len(theta) >= COMPILE_FROM if compiled is None else compiled)
 
     @property
     def lr(self) -> float:
@@ -89,26 +109,30 @@ class Optimizer:
     def step(self, release: Release) -> Tensor:
         """Use one release; return d_t = theta_{t+1} - theta_t, a buffer that the next step overwrites."""
         assert release.value.shape == self.theta.shape
-        beta2 = getattr(self.rule, "betas", (0.0, 0.0))[1]
-        phi, self.calibration_state = self.calibration.phi(release.noise, self.filter, self.t, beta2, self.calibration_state)
-        lr, g = self.lr, release.value
-        if self.t == 0:
+        g, noise, t = release.value, release.noise, self.t
+        if t == 0:
             self.filter_state = self.filter.init(g)
             self.d = torch.empty_like(self.theta)
         assert self.d is not None
-        for start in range(0, len(g), BLOCK):
-            part = slice(start, start + BLOCK)
-            theta, d, held = self.theta[part], self.d[part], {name: s[part] for name, s in self.filter_state.items()}
-            g_tilde, new = self.filter.update(g[part], held)
-            d.copy_(theta)
-            self.rule.update(
-                theta, g_tilde, {name: s[part] for name, s in self.moments.items()},
-                t=self.t, lr=lr, phi=phi, eps_v=self.calibration.eps_v,
-            )  # fmt: skip
-            torch.sub(theta, d, out=d)
-            self.averaging.update(theta, {name: s[part] for name, s in self.averaging_state.items()}, t=self.t)
-            for name, value in new.items():
-                held[name].copy_(value)
+        beta2 = getattr(self.rule, "betas", (0.0, 0.0))[1]
+        coefficients = self.rule.coefficients(t, self.lr)
+        self._corrections = []
+        for i, group in enumerate(self.groups):
+            now = self.filter.tuned(self.learned[i]) if self.learned else self.filter  # pyright: ignore
+            correction, self.calibration_state[i] = self.calibration.correction(
+                noise, now.system(t), now.system(None), t, beta2, self.calibration_state[i]
+            )
+            self._corrections.append(correction)
+            gains = now.gains(t)
+            for start in range(group.start, group.stop, self._block):
+                part = slice(start, min(start + self._block, group.stop))
+                self._advance(
+                    self.theta[part], g[part], self.d[part], _of(self.filter_state, part), _of(self.moments, part),
+                    gains, coefficients, correction,
+                )  # fmt: skip
+                self.averaging.update(self.theta[part], _of(self.averaging_state, part), t=t)
+            if self.learned:
+                self.learned[i] = self.filter.learn(self.learned[i], g[group], noise, t)  # pyright: ignore
         self.t += 1
         return self.d
 
@@ -117,22 +141,39 @@ class Optimizer:
         """The average of the weights, Tensor[d]; None without averaging."""
         return self.averaging.average(self.averaging_state)
 
+    def clamp_mass(self) -> float | None:
+        """Sum 1[v-_i = floor] |m^_i| / Sum |m^_i| of the last step (paper, E.6): the share of the update that the floor decides.
+
+        In [0, 1]; None for a method without correction, or before the first step.  A function of releases alone: free of privacy cost.
+        """
+        if self.t == 0 or not self._corrections or self._corrections[0] is None:
+            return None
+        v_weight = self.rule.coefficients(self.t - 1, self.rule.lr)[1]
+        pairs = [
+            self.rule.clamped(_of(self.moments, group), v_weight, correction)  # pyright: ignore
+            for group, correction in zip(self.groups, self._corrections)
+        ]
+        held, mass = (sum(column) for column in zip(*pairs))
+        return held / mass if mass else 0.0
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Every vector by its symbol, and the calibration's scalars: with t, all there is to resume."""
+        """Every vector by its symbol, and the numbers of calibration and filter: with t, all there is to resume."""
         tensors = {"theta": self.theta, **self.filter_state, **self.moments, **self.averaging_state}
         if self.d is not None:
             tensors["d"] = self.d
-        return tensors | {f"calibration.{name}": torch.as_tensor(np.asarray(value)) for name, value in self.calibration_state.items()}
+        return tensors | {name: torch.as_tensor(np.asarray(value)) for name, value in self._numbers().items()}
 
     def load_state_dict(self, tensors: dict[str, Tensor], t: int) -> None:
         """Continue from a copy of `state_dict()` as it was before step t; theta is filled in place.
 
-        Raises ValueError if the state is another method's: a vector or a calibration's number is missing, or there is one too many.
+        Raises ValueError if the state is another method's: a vector or a number is missing, or there is one too many.
         """
         started = t > 0
-        filters = set(self.filter.init(self.theta)) if started else set()
-        scalars = {f"calibration.{name}" for name in self.calibration.state_names} if started else set()
-        expected = {"theta", *self.moments, *self.averaging_state, *filters, *scalars} | ({"d"} if started else set())
+        vectors = set(self.filter.init(self.theta)) if started else set()
+        numbers = set(self._numbers())
+        for i in range(len(self.groups)):
+            numbers |= {_name("calibration", name, i) for name in self.calibration.state_names} if started else set()
+        expected = {"theta", *self.moments, *self.averaging_state, *vectors, *numbers} | ({"d"} if started else set())
         if tensors.keys() != expected:
             raise ValueError(
                 f"optimizer state holds {', '.join(sorted(tensors))}: at step {t} this method's holds {', '.join(sorted(expected))}, "
@@ -143,5 +184,48 @@ class Optimizer:
             vector.copy_(tensors[name])
         self.t = t
         self.d = tensors["d"].to(self.theta, copy=True) if started else None
-        self.filter_state = {name: tensors[name].to(self.theta, copy=True) for name in filters}
-        self.calibration_state = {name.removeprefix("calibration."): tensors[name].cpu().numpy().copy() for name in scalars}
+        self.filter_state = {name: tensors[name].to(self.theta, copy=True) for name in vectors}
+        for name in numbers:
+            part, key, *i = name.split(".")
+            held = (self.calibration_state if part == "calibration" else self.learned)[int(i[0]) if i else 0]
+            held[key] = tensors[name].cpu().numpy().copy()
+
+    def _numbers(self) -> dict[str, Any]:
+        parts = {"calibration": self.calibration_state, "filter": self.learned}
+        return {_name(part, key, i): value for part, states in parts.items() for i, s in enumerate(states) for key, value in s.items()}
+
+    def _pass(self, compiled: bool) -> tuple[Callable[..., None], int]:
+        """The function that advances a slice, and the size of the slices it is given."""
+        recursion, rule = type(self.filter).recursion, self.rule  # pyright: ignore
+
+        def advance(
+            theta: Tensor,
+            g: Tensor,
+            d: Tensor,
+            held: dict[str, Tensor],
+            moments: dict[str, Tensor],
+            gains: Any,
+            coefficients: Any,
+            correction: Any,
+        ) -> None:
+            g_tilde, new = recursion(g, held, *gains)
+            d.copy_(theta)
+            rule.update(theta, g_tilde, moments, *coefficients, correction)
+            torch.sub(theta, d, out=d)
+            for name, value in new.items():
+                held[name].copy_(value)
+
+        generated = fused(advance) if compiled else None
+        return (advance, BLOCK) if generated is None else (generated, len(self.theta))
+
+
+def _of(vectors: dict[str, Tensor], part: slice) -> dict[str, Tensor]:
+    return {name: vector[part] for name, vector in vectors.items()}
+
+
+def _name(part: str, key: str, group: int) -> str:
+    return f"{part}.{key}.{group}" if group else f"{part}.{key}"
+
+
+def _size(group: slice) -> int:
+    return group.stop - group.start

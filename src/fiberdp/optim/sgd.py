@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,11 +25,12 @@ class SGD:
         _validate.interval("momentum", self.momentum, 0, 1, open_high=True, why="It is the memory of the velocity.")
         _validate.interval("weight_decay", self.weight_decay, 0, float("inf"), open_high=True, why="It shrinks theta.")
 
-    def update(
-        self, theta: Tensor, g_tilde: Tensor, state: dict[str, Tensor], *, t: int, lr: float, phi: float | None, eps_v: float
-    ) -> None:
+    def coefficients(self, t: int, lr: float) -> tuple[float]:
+        return (lr,)
+
+    def update(self, theta: Tensor, g_tilde: Tensor, state: dict[str, Tensor], lr: float, correction: Any) -> None:
         """One step on any slice of the vector: theta and the velocity m change in place."""
-        assert phi is None, "SGD has no second moment to correct; the method refuses a calibration"
+        assert correction is None, "SGD has no second moment to correct; the method refuses a calibration"
         if self.weight_decay:
             g_tilde = g_tilde.add(theta, alpha=self.weight_decay)
-        theta.sub_(state["m"].mul_(self.momentum).add_(g_tilde), alpha=lr)
+        theta.sub_(state["m"].mul_(self.momentum).add_(g_tilde) * lr)

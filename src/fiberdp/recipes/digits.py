@@ -31,6 +31,7 @@ def digits() -> Recipe:
             "fiber-lookahead": {"lr": 0.00125},
             "disk-corr": {"lr": 0.00125},
             "dp-adambc": {"lr": 0.00125},
+            "mf-dp-ftrl": {"lr": 0.5, "bands": 4},
         },
         load=lambda data_dir: with_held_out(load_digits(), 240),
         build=mlp_digits,

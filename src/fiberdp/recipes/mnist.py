@@ -33,6 +33,7 @@ def mnist_cnn() -> Recipe:
             "fiber-lookahead": {"lr": 0.001},
             "disk-corr": {"lr": 0.001},
             "dp-adambc": {"lr": 0.001},
+            "mf-dp-ftrl": {"lr": 0.5},
         },
         load=lambda data_dir: with_held_out(load_images(MNIST, data_dir), 5000),
         build=tramer_boneh_cnn,

@@ -7,6 +7,7 @@
     | dp_sgd      | DP-SGD with momentum                                  | FiBeR paper, Algorithm 2               |
     | dp_adamw    | DP-AdamW                                              | FiBeR paper, eqs. 8-10 without filter  |
     | dp_adambc   | DP-AdamBC, with decoupled weight decay                | Tang et al. 2024; eq. 12 with A = 1    |
+    | mf_dp_ftrl  | MF-DP-FTRL: DP-SGD on correlated noise                | Choquette-Choo et al. 2023             |
 
 Nothing here is imported by the library or imports it: an oracle that shares code with what it judges sees no error in
 that code.  All take
@@ -24,6 +25,7 @@ and return the trajectory theta_0, …, theta_T as one array [T + 1, d].
 from fiberdp.reference.clipping import clip
 from fiberdp.reference.disk import disk
 from fiberdp.reference.fiber import fiber
+from fiberdp.reference.matrix import mf_dp_ftrl
 from fiberdp.reference.one_point import dp_adambc, dp_adamw, dp_sgd
 
-__all__ = ["clip", "disk", "dp_adambc", "dp_adamw", "dp_sgd", "fiber"]
+__all__ = ["clip", "disk", "dp_adambc", "dp_adamw", "dp_sgd", "fiber", "mf_dp_ftrl"]

@@ -36,6 +36,7 @@ class FixedSize:
     name: ClassVar[str] = "fixed_size"
     relation: ClassVar[str] = "replace_one"
     accountant: ClassVar[str] = "rdp"  # the tightest that can price it
+    separation: ClassVar[int] = 1  # two uses of one example may be in neighbouring steps
 
     num_examples: int
     batch_size: int

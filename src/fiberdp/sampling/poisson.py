@@ -36,6 +36,7 @@ class Poisson:
     name: ClassVar[str] = "poisson"
     relation: ClassVar[str] = "add_or_remove_one"
     accountant: ClassVar[str] = "pld"  # the tightest that can price it
+    separation: ClassVar[int] = 1  # two uses of one example may be in neighbouring steps
 
     num_examples: int
     batch_size: int

@@ -37,6 +37,7 @@ class Shuffle:
     name: ClassVar[str] = "shuffle"
     relation: ClassVar[str] = "zero_out"
     accountant: ClassVar[str] = "pld"  # the tightest that can price it
+    separation: ClassVar[int] = 1  # two uses of one example may be in neighbouring steps
 
     num_examples: int
     batch_size: int

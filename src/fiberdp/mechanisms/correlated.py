@@ -1,0 +1,121 @@
+"""The matrix mechanism on the clipped sums: noise that partly cancels in the sum of the steps.
+
+    g_t = (1/B) ( Sum_i clip(u_i, C)  +  sigma C sens x_t ),        x = C^{-1} z,   z_t ~ N(0, I_d)
+
+`C^{-1}` is the inverse of the strategy matrix, `sens` its sensitivity to the participation pattern of one example (see
+`strategies.py`).  The filter b/a is run in its canonical form, which needs one memory w for both parts, scaled by d_t afterwards:
+
+    w_t = z_t - Sum_{j>=1} a_j w_{t-j},        x_t = d_t Sum_j b_j w_{t-j}                        (a_0 = 1)
+
+For a banded C, w is the past noise x; for a banded C^{-1} it is the past z.  BLT keeps its own buffers s_i instead (`blt.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fiberdp import _validate
+from fiberdp.mechanisms.gaussian import refuse_unclipped
+from fiberdp.mechanisms.strategies import Strategy
+from fiberdp.types import ClippedSum, Noise, Release
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fiberdp._random import Stream
+
+BLOCK = 2**17  # elements worked on at a time: one block of z stays in the cache while the memory passes by
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedGaussian:
+    """noise_multiplier: sigma, std over the sensitivity of C G.  batch_size: B, expected.  matrix_sensitivity: sens, in clip norms.
+
+    Guarantee: if one example is used in a pattern that moves C G by at most sens times the clip norm, all releases together are one
+    Gaussian mechanism with noise multiplier sigma, adaptively (Denisov et al. 2022, arXiv 2202.08312, Theorem 2.1).
+    The memory is secret: whoever has it can take the noise off.  It costs `strategy.order` vectors.
+    """
+
+    name: ClassVar[str] = "banded"
+    noise_multiplier: float
+    batch_size: int
+    strategy: Strategy
+    matrix_sensitivity: float
+
+    def __post_init__(self) -> None:
+        _validate.interval(
+            "noise_multiplier", self.noise_multiplier, 0, float("inf"), open_high=True, why="It is the noise's std over the sensitivity."
+        )
+        _validate.count("batch_size", self.batch_size, why="It divides the noisy sum.")
+        _validate.positive("matrix_sensitivity", self.matrix_sensitivity, why="It is the largest norm of a sum of used columns.")
+
+    def init(self, like: Tensor) -> dict[str, Tensor]:
+        """w: [order, d], w_{t-j} in row (t - j) mod order (or s_i in row i), zeros before step 0.
+
+        t: the step it stands at; -1 while it is written, so that half a step is never taken for a whole one.
+        """
+        return {"w": like.new_zeros((self.strategy.order, len(like))), "t": torch.zeros((), dtype=torch.int64)}
+
+    def noise(self, sensitivity: float, step: int = 0) -> Noise:
+        """What g_t carries: std = sigma C sens d_t / B through the strategy's own filter.  Beyond the horizon d_t is its last value."""
+        return Noise(self._on_sum(sensitivity, step) / self.batch_size, self.strategy.b, self.strategy.a)
+
+    def release(self, clipped: ClippedSum, stream: Stream, step: int, state: dict[str, Tensor]) -> Release:
+        """Spend `step` of the noise stream on `clipped`, whose total is used up, and move the memory `state` on to the next step.
+
+        Raises ValueError if the memory does not stand at `step` (the noise would be another one than was charged), or if the
+        sensitivity is infinite and noise is asked for.
+        """
+        if self.noise_multiplier > 0:
+            refuse_unclipped(clipped.sensitivity)
+            if int(state["t"]) != step:
+                raise ValueError(
+                    f"step={step}: the noise memory stands at {int(state['t'])}, it must stand at the step that is released, because "
+                    "each step's noise continues the last one's. Resume from a checkpoint."
+                )
+            state["t"].fill_(-1)
+            add = self._add_buffered if self.strategy.buffers else self._add_filtered
+            add(clipped.total, stream, step, state["w"], self._on_sum(clipped.sensitivity, step))
+            state["t"].fill_(step + 1)
+        return Release(clipped.total.div_(self.batch_size), self.noise(clipped.sensitivity, step))
+
+    def _on_sum(self, sensitivity: float, step: int) -> float:
+        """sigma C sens d_t: the std on the sum that one unit of the filter's output stands for."""
+        if self.noise_multiplier == 0:
+            return 0.0
+        scale = self.strategy.scale
+        d = 1.0 if scale is None else scale[min(step, len(scale) - 1)]
+        return self.noise_multiplier * sensitivity * self.matrix_sensitivity * d
+
+    def _add_filtered(self, total: Tensor, stream: Stream, step: int, memory: Tensor, std: float) -> None:
+        order = len(memory)
+        past = [memory[(step - j) % order] for j in range(1, order + 1)]  # w_{t-1}, w_{t-2}, …
+        a = [a_j / self.strategy.a[0] for a_j in self.strategy.a]
+        b = [std * b_j / self.strategy.a[0] for b_j in self.strategy.b]
+        for block, w in _blocks(total, stream, step):
+            for a_j, w_j in zip(a[1:], past, strict=False):
+                w.add_(w_j[block], alpha=-a_j)
+            out = total[block].add_(w, alpha=b[0])
+            for b_j, w_j in zip(b[1:], past, strict=False):
+                out.add_(w_j[block], alpha=b_j)
+            if order:
+                past[-1][block] = w  # the oldest, read for the last time, makes room
+
+    def _add_buffered(self, total: Tensor, stream: Stream, step: int, memory: Tensor, std: float) -> None:
+        for block, x in _blocks(total, stream, step):
+            for s, (_, omega) in zip(memory, self.strategy.buffers, strict=True):
+                x.add_(s[block], alpha=-omega)
+            total[block].add_(x, alpha=std)
+            for s, (theta, _) in zip(memory, self.strategy.buffers, strict=True):
+                s[block].mul_(theta).add_(x)
+
+
+def _blocks(total: Tensor, stream: Stream, step: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield (where, z_t there), in order."""
+    for start in range(0, len(total), BLOCK):
+        block = slice(start, min(start + BLOCK, len(total)))
+        yield block, stream.normal(step, block.start, block.stop, dtype=total.dtype).to(total.device)
