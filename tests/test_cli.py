@@ -44,7 +44,7 @@ def test_recipes_lists_every_recipe(capsys):
     code, out, _ = run(capsys, "recipes", "--json")
     rows = json.loads(out)["recipes"]
     assert code == 0
-    assert [row["name"] for row in rows] == ["digits", "mnist-cnn", "cifar10-cnn5"]
+    assert [row["name"] for row in rows] == ["digits", "mnist-cnn", "fashion-cnn", "cifar10-cnn5"]
     assert all({"name", "task", "model", "data", "paper", "cpu_minutes"} <= row.keys() for row in rows)
     assert run(capsys, "recipes")[0] == 0
 
@@ -63,6 +63,21 @@ def test_train_digits_prints_the_record(capsys, tmp_path):
     assert record["timing"].keys() >= {"seconds", "examples_per_second", "peak_mib"}
     assert abs(record["receipt"]["std_ratio"] - 1) < 5 * record["receipt"]["standard_error"]
     assert record["keys"] == "seeded"
+
+
+def test_copies_and_averaged_weights_are_options_of_train(capsys):
+    pytest.importorskip("sklearn")
+    line = "train digits --method dp-sgd --seed 0 --steps 3 --multiplicity 2 --averaging 0.9"
+    code, out, _ = run(capsys, *line.split(), "--json")
+    record = json.loads(out)
+    assert code == 0
+    assert record["result"]["averaged"].keys() == {"heldout", "test"}
+    method = record["config"]["plan"]["method"]
+    assert method["augmentation"] == {"type": "crop_flip", "multiplicity": 2, "padding": 1, "flip": False}
+    assert method["averaging"] == {"type": "ema", "decay": 0.9}
+    code, out, _ = run(capsys, *line.split())
+    assert code == 0
+    assert "Averaged weights: test 0." in out
 
 
 def test_a_run_for_people_says_what_was_proved(capsys):
@@ -94,6 +109,8 @@ BAD = {
     "clip norm": ("train digits --clip-norm 0", "clip_norm=0.0"),
     "clip": ("train digits --clip soft", "clip='soft'"),
     "epochs and steps": ("train digits --epochs 2 --steps 2", "only one"),
+    "multiplicity": ("train digits --multiplicity 0", "multiplicity=0"),
+    "averaging": ("train digits --averaging 1", "decay=1.0"),
     "sampling": ("train digits --sampling coin", "sampling='coin'"),
     "accountant": ("train digits --accountant guess", "accountant='guess'"),
     "pld of fixed size": ("train digits --sampling fixed_size --accountant pld", "without replacement"),

@@ -28,7 +28,7 @@ from fiberdp.moments import calibration
 from fiberdp.observation import TwoPoint
 from fiberdp.optim import Optimizer
 from fiberdp.pipeline import Pipeline
-from fiberdp.reference import disk, dp_adambc, dp_adamw, dp_sgd, fiber, mf_dp_ftrl
+from fiberdp.reference import disk, doppler, dp_adambc, dp_adamw, dp_sgd, fiber, mf_dp_ftrl
 from fiberdp.sampling.source import TensorSource
 from fiberdp.types import Probe
 
@@ -50,6 +50,8 @@ ORACLES = {
     "fiber-nocorr": partial(fiber, calibration="none"),
     "fiber-bccorr": partial(fiber, calibration="raw"),
     "fiber-lookahead": partial(fiber, gamma=(1 - 0.6) / 0.6, calibration="exact"),
+    "fiber-tied": partial(fiber, omega=0.6, calibration="none"),
+    "doppler": doppler,
     "mf-dp-ftrl": partial(mf_dp_ftrl, c=bandmf(T, 8).a),
 }
 

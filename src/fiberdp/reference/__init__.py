@@ -3,6 +3,7 @@
     | function    | method                                                | where it is written down               |
     |-------------|-------------------------------------------------------|----------------------------------------|
     | fiber       | FiBeR, its corrections and its look-ahead             | FiBeR paper, Algorithm 3               |
+    | doppler     | DOPPLER                                               | Zhang et al. 2024b                     |
     | disk        | DiSK and DiSK-Corr                                    | FiBeR paper, eqs. 2-4 and 74           |
     | dp_sgd      | DP-SGD with momentum                                  | FiBeR paper, Algorithm 2               |
     | dp_adamw    | DP-AdamW                                              | FiBeR paper, eqs. 8-10 without filter  |
@@ -24,8 +25,9 @@ and return the trajectory theta_0, …, theta_T as one array [T + 1, d].
 
 from fiberdp.reference.clipping import clip
 from fiberdp.reference.disk import disk
+from fiberdp.reference.doppler import doppler
 from fiberdp.reference.fiber import fiber
 from fiberdp.reference.matrix import mf_dp_ftrl
 from fiberdp.reference.one_point import dp_adambc, dp_adamw, dp_sgd
 
-__all__ = ["clip", "disk", "dp_adambc", "dp_adamw", "dp_sgd", "fiber", "mf_dp_ftrl"]
+__all__ = ["clip", "disk", "doppler", "dp_adambc", "dp_adamw", "dp_sgd", "fiber", "mf_dp_ftrl"]
