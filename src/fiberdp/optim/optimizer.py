@@ -131,7 +131,6 @@ class Optimizer:
                     self.theta[part], g[part], self.d[part], _of(self.filter_state, part), _of(self.moments, part),
                     _of(self.averaging_state, part), gains, coefficients, correction, self.averaging.weight(t),
                 )  # fmt: skip
-                self.averaging.update(self.theta[part], _of(self.averaging_state, part), t=t)
             if self.learned:
                 self.learned[i] = self.filter.learn(self.learned[i], g[group], noise, t)  # pyright: ignore
         self.t += 1
