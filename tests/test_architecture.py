@@ -12,7 +12,19 @@ import pytest
 import fiberdp
 
 ROOT = Path(fiberdp.__file__).parent
-STAGES = ("sampling", "augmentation", "observation", "clipping", "engines", "mechanisms", "filters", "moments", "optim", "accounting")
+STAGES = (
+    "sampling",
+    "augmentation",
+    "observation",
+    "clipping",
+    "engines",
+    "mechanisms",
+    "filters",
+    "moments",
+    "optim",
+    "scaling",
+    "accounting",
+)
 SHARED = ("types", "flat", "linear", "_tree", "_random", "_validate")
 
 
@@ -49,7 +61,7 @@ def test_shared_values_import_no_stage(shared):
 
 def test_nothing_right_of_the_gate_can_name_a_raw_gradient():
     """filters, moments and optim never see ClippedSum, a data set, an engine or a sampler."""
-    for package in ("filters", "moments", "optim"):
+    for package in ("filters", "moments", "optim", "scaling"):
         for path, names in imports(package).items():
             assert not names & {"engines", "sampling", "augmentation", "observation", "clipping", "pipeline"}, path
             assert "ClippedSum" not in path.read_text(), path

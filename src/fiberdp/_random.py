@@ -129,7 +129,7 @@ class Stream:
     def uniform(self, step: int, start: int, stop: int) -> Tensor:
         """Uniform on the multiples of 2**-53 in [0, 1): float64, element i from the top 53 bits of word i."""
         words = self.bits(step, start, stop)
-        with _one_thread():
+        with one_thread():
             return words.bitwise_right_shift_(11).bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
 
     def normal(self, step: int, start: int, stop: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -137,7 +137,7 @@ class Stream:
         _check(step, start, stop)
         _check_dtype(dtype)
         out = torch.empty(stop - start, dtype=dtype, device="cpu")
-        with _one_thread():
+        with one_thread():
             for at, z in self._normals(step, start, stop, 1.0):
                 out[at : at + len(z)].copy_(z)
         return out
@@ -159,7 +159,7 @@ class Stream:
         interval("scale", scale, 0, math.inf, open_high=True, why="It is the std of the noise.")
         if scale == 0:
             return out
-        with _one_thread():
+        with one_thread():
             for at, z in self._normals(step, start, start + len(out), scale):
                 part = out[at : at + len(z)]
                 if out.device.type != "cpu":
@@ -224,7 +224,7 @@ def _box_muller(words: Tensor, scale: float, u: Tensor, phi: Tensor, z: Tensor) 
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Keep torch from splitting operations between threads, for this block.
 
     Ours are so short that threads meet every few microseconds: on a busy machine that costs ten times what it

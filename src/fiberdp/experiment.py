@@ -20,6 +20,7 @@ from fiberdp.optim import EMAWeights
 from fiberdp.planning import plan
 from fiberdp.recipes import RECIPES, Recipe
 from fiberdp.run_directory import Reporter, RunDirectory, Silent
+from fiberdp.scaling import SecondMoment
 from fiberdp.trainer import Run
 
 
@@ -30,6 +31,7 @@ def fit(
     options: dict[str, Any] | None = None,
     multiplicity: int | None = None,
     averaging: float | None = None,
+    scaling: float | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     clip_norm: float | None = None,
@@ -56,7 +58,8 @@ def fit(
     What is None comes from the recipe.  method: a name of the table, or a
     composition (`fiberdp.Method`).  options: changes to a named method (lr, omega, kappa, …).
     multiplicity: K augmented copies an example, by the recipe's augmentation unless the method has its own; averaging: decay of an
-    average of the weights, evaluated and released beside them.  out: the run directory, which must be
+    average of the weights, evaluated and released beside them.  scaling: offset of a `SecondMoment` before the clip.
+    out: the run directory, which must be
     new, or hold the run to `resume`; without it nothing is written.  seed: derive every stream from it (reproducible, and not private
     against who knows it); by default keys are secret.  unaccounted: also keep raw training statistics, in the secret folder.
     test: evaluate on the test rows at the end (leave it out while tuning).
@@ -70,6 +73,8 @@ def fit(
         tuned = replace(tuned, augmentation=replace(_augmentation(chosen, tuned), multiplicity=multiplicity))
     if averaging is not None:
         tuned = replace(tuned, averaging=EMAWeights(decay=averaging))
+    if scaling is not None:
+        tuned = replace(tuned, scaling=SecondMoment(offset=scaling))
     folder = _folder(out, resume)
     if epsilon is not None:
         _validate.positive("epsilon", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")

@@ -30,10 +30,12 @@ from fiberdp.mechanisms import MECHANISMS, Banded, White
 from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
 from fiberdp.observation import OBSERVATIONS, OnePoint, TwoPoint
 from fiberdp.optim import AVERAGINGS, SCHEDULES, SGD, UPDATES, AdamW, NoAveraging, WarmupCosine
+from fiberdp.scaling import SCALINGS, NoScaling
 
 PARTS = {
     "augmentation": AUGMENTATIONS,
     "observation": OBSERVATIONS,
+    "scaling": SCALINGS,
     "mechanism": MECHANISMS,
     "filter": FILTERS,
     "calibration": CALIBRATIONS,
@@ -50,6 +52,7 @@ class Method:
     name: str = "custom"
     augmentation: Any = NoAugmentation()
     observation: Any = OnePoint()
+    scaling: Any = NoScaling()
     mechanism: Any = White()
     filter: Any = Identity()
     calibration: Any = NoCorrection()

@@ -5,6 +5,7 @@ The trainer and the noise receipt drive this same object, so what the receipt pr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,11 +36,12 @@ class Pipeline:
         self.noise_memory: dict[str, Tensor] = self.mechanism.init(flat.theta)
         """Of correlated noise, for the next step; secret.  {} for white noise."""
 
-    def release(self, step: int, d: Tensor | None, *, tap: Tap | None = None) -> Release:
-        """g_t of this step.  d is d_{t-1}, None at the first step."""
+    def release(self, step: int, d: Tensor | None, scale: Tensor | None = None, *, tap: Tap | None = None) -> Release:
+        """g_t of this step.  d is d_{t-1}, None at the first step.  scale: from releases alone, see `scaling/`."""
         indices = self.plan.sampler.indices(self.keys.stream("data"), step)
-        clipped = self._clipped_sum(self.source.take, indices, step, d, loss_scale=1.0, tap=tap)
-        return self._open_gate(clipped, "noise", step, self.noise_memory)
+        clipped = self._clipped_sum(self.source.take, indices, step, d, scale, loss_scale=1.0, tap=tap)
+        release = self._open_gate(clipped, "noise", step, self.noise_memory)
+        return release if scale is None else replace(release, scale=scale)
 
     def release_of_nothing(self, step: int, d: Tensor | None, memory: dict[str, Tensor] | None = None) -> Release:
         """The same pipeline on blank examples with every loss multiplied by 0, on the receipt's own noise stream: noise alone.
@@ -49,7 +51,8 @@ class Pipeline:
         """
         indices = self.plan.sampler.indices(self.keys.stream("data"), step)
         row = self.source.take(torch.zeros(1, dtype=torch.int64))
-        clipped = self._clipped_sum(lambda part: _tree.zeros(row, len(part)), indices, step, d, loss_scale=0.0, tap=None)
+        scale = torch.linspace(0.5, 2, self.flat.numel, device=self.flat.theta.device) if self.plan.method.scaling.name != "none" else None
+        clipped = self._clipped_sum(lambda part: _tree.zeros(row, len(part)), indices, step, d, scale, loss_scale=0.0, tap=None)
         return self._open_gate(clipped, "receipt", step, memory or {})
 
     def load_noise_memory(self, tensors: dict[str, Tensor]) -> None:
@@ -67,7 +70,9 @@ class Pipeline:
     def _open_gate(self, clipped: ClippedSum, stream: str, step: int, memory: dict[str, Tensor]) -> Release:
         return self.mechanism.release(clipped, self.keys.stream(stream), step, *([memory] if memory else []))
 
-    def _clipped_sum(self, take: Any, indices: Tensor, step: int, d: Tensor | None, *, loss_scale: float, tap: Tap | None) -> ClippedSum:
+    def _clipped_sum(
+        self, take: Any, indices: Tensor, step: int, d: Tensor | None, scale: Tensor | None, *, loss_scale: float, tap: Tap | None
+    ) -> ClippedSum:
         """Sum over micro-batches; any split gives the same sum, and noise is added to the whole once, at the gate."""
         total, device = torch.zeros_like(self.flat.theta), self.flat.theta.device
         probes, clip = self.plan.method.observation.probes(), self.plan.clip
@@ -75,7 +80,7 @@ class Pipeline:
         first = 0  # position in the whole batch, which the copies and masks of an example depend on; no split changes it
         for part in indices.split(self.micro_batch_size):
             batch = self._augmented(_tree.to(take(part), device), step, first, len(part))
-            total += self.engine.clipped_sum(probes, d, batch, clip, seed=seed + first, loss_scale=loss_scale, tap=tap).total
+            total += self.engine.clipped_sum(probes, d, batch, clip, seed=seed + first, loss_scale=loss_scale, scale=scale, tap=tap).total
             first += len(part)
         return ClippedSum(total, clip.sensitivity)
 

@@ -2,7 +2,7 @@
 
 for step in range(T):
     ledger.spend(step, plan.event(step))          # on disk before the release
-    g = pipeline.release(step, d)                 # the gate
+    g = pipeline.release(step, d, scale)          # the gate
     d = optimizer.step(g)                         # filter -> moments -> update
 """
 
@@ -96,6 +96,7 @@ class Run:
             update=plan.method.update,
             schedule=plan.method.schedule,
             averaging=plan.method.averaging,
+            scaling=plan.method.scaling,
             steps=plan.steps,
             groups=self.flat.groups(),
         )
@@ -135,7 +136,7 @@ class Run:
         check_model(self.model)  # a BatchNorm may have been switched back to training mode by model.train()
         t, lr = self.optimizer.t, self.optimizer.lr
         self.ledger.spend(t, self.plan.event(t))
-        release = self.pipeline.release(t, self.optimizer.d, tap=self.tap)
+        release = self.pipeline.release(t, self.optimizer.d, self.optimizer.scale, tap=self.tap)
         self.optimizer.step(release)
         return Step(t, lr)
 

@@ -70,7 +70,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class Release:
-    """A privatised average gradient g_t, Tensor[d], and the noise it carries."""
+    """A privatised average gradient g_t, Tensor[d], and the noise it carries.
+
+    scale: Tensor[d], by which gradients were multiplied before the clip, or None: value / scale is in gradient units, and the noise
+    is the same in every coordinate of `value`.
+    """
 
     value: Tensor
     noise: Noise
+    scale: Tensor | None = None

@@ -34,6 +34,9 @@ def train(
     multiplicity: Annotated[
         int | None, typer.Option(help="Augmented copies an example, averaged before the clip; none if left out.")
     ] = None,
+    scaling: Annotated[
+        float | None, typer.Option(help="Scale gradients before the clip by 1/(sqrt(v) + this) of what was released; costs no epsilon.")
+    ] = None,
     averaging: Annotated[float | None, typer.Option(help="Decay of an average of the weights, kept beside them; costs no epsilon.")] = None,
     accountant: Annotated[str | None, typer.Option(help="pld, rdp or rdp-classic.")] = None,
     engine: Annotated[str, typer.Option(help="vmap or loop; changes no epsilon.")] = "vmap",
@@ -55,7 +58,7 @@ def train(
     with progress(quiet=json) as reporter:
         record = fit(
             recipe, method=method, options={name: value for name, value in given.items() if value is not None},
-            multiplicity=multiplicity, averaging=averaging,
+            multiplicity=multiplicity, averaging=averaging, scaling=scaling,
             epsilon=epsilon, delta=delta, clip_norm=clip_norm, clip=clip, batch_size=batch_size, epochs=epochs, steps=steps,
             sampling=sampling, groups=groups, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device,
             engine=engine, micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,

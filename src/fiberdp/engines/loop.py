@@ -29,7 +29,7 @@ class LoopEngine:
 
     def clipped_sum(
         self, probes: Sequence[Probe], d: torch.Tensor | None, batch: Any, clip: Clip, *,
-        seed: int, loss_scale: float = 1.0, tap: Tap | None = None,
+        seed: int, loss_scale: float = 1.0, scale: torch.Tensor | None = None, tap: Tap | None = None,
     ) -> ClippedSum:  # fmt: skip
         """See `VmapEngine.clipped_sum`; the numbers are the same to rounding."""
         theta = self.flat.theta.detach()
@@ -49,6 +49,8 @@ class LoopEngine:
                     (gradient,) = torch.autograd.grad(value * loss_scale, vector)
                 u.add_(gradient, alpha=weight)
                 losses.append(value.detach())
+            if scale is not None:
+                u.mul_(scale)
             norm = u.double().norm()
             finite = bool(norm.isfinite())
             if finite:

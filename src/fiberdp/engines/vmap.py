@@ -67,14 +67,15 @@ class VmapEngine:
 
     def clipped_sum(
         self, probes: Sequence[Probe], d: Tensor | None, batch: Any, clip: Clip, *,
-        seed: int, loss_scale: float = 1.0, tap: Tap | None = None,
+        seed: int, loss_scale: float = 1.0, scale: Tensor | None = None, tap: Tap | None = None,
     ) -> ClippedSum:  # fmt: skip
         """The clipped sum over one micro-batch.
 
-            u_i = Sum_k w_k grad f(theta + lookahead_k d; xi_i);     total = Sum_i factor(||u_i||) u_i
+            u_i = scale * Sum_k w_k grad f(theta + lookahead_k d; xi_i);     total = Sum_i factor(||u_i||) u_i
 
         probes, d: where to evaluate (d None: at theta only).  batch: one row per example, possibly none.  seed: random state of
         dropout and the like, the same at every point.  loss_scale: multiplies every loss (0 in the noise receipt).
+        scale: Tensor[d], factors from releases alone, or None.
         tap: receives raw losses and norms, unaccounted.
 
         Guarantee: adding or removing one example moves the total by at most clip.sensitivity, whatever the example.
@@ -86,6 +87,9 @@ class VmapEngine:
         if _tree.rows(batch) == 0:
             return ClippedSum(total, clip.sensitivity)
         u, losses = self._observation(points(self.flat.theta.detach(), d, probes), batch, seed, loss_scale)
+        if scale is not None:
+            for name, factor in self.flat.views(scale).items():
+                u[name].mul_(factor)
         norms = clipped_total(((slice(slot.start, slot.stop), u[slot.name]) for slot in self.flat.slots), clip, total)
         if tap is not None:
             tap(losses, norms)

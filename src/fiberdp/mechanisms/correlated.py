@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fiberdp import _validate
+from fiberdp._random import one_thread
 from fiberdp.mechanisms.gaussian import refuse_unclipped
 from fiberdp.mechanisms.strategies import Strategy
 from fiberdp.types import ClippedSum, Noise, Release
@@ -93,17 +94,19 @@ class CorrelatedGaussian:
 
     def _add_filtered(self, total: Tensor, stream: Stream, step: int, memory: Tensor, std: float) -> None:
         order = len(memory)
-        past = [memory[(step - j) % order] for j in range(1, order + 1)]  # w_{t-1}, w_{t-2}, …
-        a = [a_j / self.strategy.a[0] for a_j in self.strategy.a]
-        b = [std * b_j / self.strategy.a[0] for b_j in self.strategy.b]
+        age = [(step - row) % order or order for row in range(order)]  # row holds w_{t-age}
+        a, b = ([x / self.strategy.a[0] for x in (*part, *[0.0] * order)] for part in (self.strategy.a, self.strategy.b))
+        recursive, moving = (memory.new_tensor([part[j] for j in age]) for part in (a, b))
+        oldest = memory[step % order] if order else None
         for block, w in _blocks(total, stream, step):
-            for a_j, w_j in zip(a[1:], past, strict=False):
-                w.add_(w_j[block], alpha=-a_j)
-            out = total[block].add_(w, alpha=b[0])
-            for b_j, w_j in zip(b[1:], past, strict=False):
-                out.add_(w_j[block], alpha=b_j)
-            if order:
-                past[-1][block] = w  # the oldest, read for the last time, makes room
+            past = memory[:, block].t()
+            if len(self.strategy.a) > 1:
+                torch.addmv(w, past, recursive, alpha=-1, out=w)  # one pass over the memory
+            out = total[block].add_(w, alpha=std * b[0])
+            if len(self.strategy.b) > 1:
+                torch.addmv(out, past, moving, alpha=std, out=out)
+            if oldest is not None:
+                oldest[block] = w  # read for the last time, it makes room
 
     def _add_buffered(self, total: Tensor, stream: Stream, step: int, memory: Tensor, std: float) -> None:
         for block, x in _blocks(total, stream, step):
@@ -115,7 +118,13 @@ class CorrelatedGaussian:
 
 
 def _blocks(total: Tensor, stream: Stream, step: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (where, z_t there), in order."""
-    for start in range(0, len(total), BLOCK):
-        block = slice(start, min(start + BLOCK, len(total)))
-        yield block, stream.normal(step, block.start, block.stop, dtype=total.dtype).to(total.device)
+    """Yield (where, z_t there), in order; each z is overwritten by the next.
+
+    One thread, as for the noise itself: on blocks this short two would spend their time waiting for each other.
+    """
+    scratch = total.new_empty(min(BLOCK, len(total)))
+    with one_thread():
+        for start in range(0, len(total), BLOCK):
+            block = slice(start, min(start + BLOCK, len(total)))
+            z = scratch[: block.stop - start].zero_()
+            yield block, stream.add_normal_(z, step=step, start=start, scale=1.0)

@@ -7,7 +7,7 @@ releases alone, so it may be published with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -41,16 +41,23 @@ class Calibration(Protocol):
 
 
 class Update(Protocol):
+    state_names: ClassVar[tuple[str, ...]]
+
     @property
     def lr(self) -> float: ...
-    @property
-    def state_names(self) -> tuple[str, ...]: ...
     def coefficients(self, t: int, lr: float) -> tuple[float, ...]: ...
-    def update(self, theta: Tensor, g_tilde: Tensor, state: dict[str, Tensor], *coefficients: Any) -> None: ...
+    @property
+    def update(self) -> Callable[..., None]: ...
 
 
 class Schedule(Protocol):
     def factor(self, t: int, steps: int) -> float: ...
+
+
+class Scaling(Protocol):
+    def init(self, theta: Tensor) -> dict[str, Tensor]: ...
+    def update(self, g: Tensor, state: dict[str, Tensor]) -> None: ...
+    def scale(self, state: dict[str, Tensor]) -> Tensor | None: ...
 
 
 class Averaging(Protocol):
@@ -80,6 +87,7 @@ class Optimizer:
         schedule: Schedule,
         steps: int,
         averaging: Averaging | None = None,
+        scaling: Scaling | None = None,
         groups: Sequence[slice] | None = None,
         compiled: bool | None = None,
     ) -> None:
@@ -98,6 +106,8 @@ class Optimizer:
         self.learned: list[Any] = [filter.begin(_size(group)) for group in self.groups] if filter.learns else []  # pyright: ignore
         self.averaging = averaging or NoAveraging()
         self.averaging_state = self.averaging.init(theta)
+        self.scaling = scaling
+        self.scaling_state = scaling.init(theta) if scaling else {}
         self._corrections: list[Any] = []
         self._advance, self._block = self._pass(len(theta) >= COMPILE_FROM if compiled is None else compiled)
 
@@ -110,7 +120,7 @@ class Optimizer:
     def step(self, release: Release) -> Tensor:
         """Use one release; return d_t = theta_{t+1} - theta_t, a buffer that the next step overwrites."""
         assert release.value.shape == self.theta.shape
-        g, noise, t = release.value, release.noise, self.t
+        g, noise, scale, t = release.value, release.noise, release.scale, self.t
         if t == 0:
             self.filter_state = self.filter.init(g)
             self.d = torch.empty_like(self.theta)
@@ -118,10 +128,11 @@ class Optimizer:
         beta2 = getattr(self.rule, "betas", (0.0, 0.0))[1]
         coefficients = self.rule.coefficients(t, self.lr)
         self._corrections = []
+        spread = None if self.scaling is None or not self.scaling_state else _variances(scale, g)
         for i, group in enumerate(self.groups):
             now = self.filter.tuned(self.learned[i]) if self.learned else self.filter  # pyright: ignore
             correction, self.calibration_state[i] = self.calibration.correction(
-                noise, now.system(t), now.system(None), t, beta2, self.calibration_state[i]
+                noise, now.system(t), now.system(None), t, beta2, self.calibration_state[i], None if spread is None else spread[group]
             )
             self._corrections.append(correction)
             gains = now.gains(t)
@@ -129,12 +140,19 @@ class Optimizer:
                 part = slice(start, min(start + self._block, group.stop))
                 self._advance(
                     self.theta[part], g[part], self.d[part], _of(self.filter_state, part), _of(self.moments, part),
-                    _of(self.averaging_state, part), gains, coefficients, correction, self.averaging.weight(t),
+                    _of(self.averaging_state, part), _of(self.scaling_state, part), None if scale is None else scale[part],
+                    gains, coefficients, _within(correction, slice(part.start - group.start, part.stop - group.start)),
+                    self.averaging.weight(t),
                 )  # fmt: skip
             if self.learned:
                 self.learned[i] = self.filter.learn(self.learned[i], g[group], noise, t)  # pyright: ignore
         self.t += 1
         return self.d
+
+    @property
+    def scale(self) -> Tensor | None:
+        """By what the next step's gradients are to be multiplied before the clip, Tensor[d]; None: not at all."""
+        return self.scaling.scale(self.scaling_state) if self.scaling else None
 
     @property
     def theta_bar(self) -> Tensor | None:
@@ -158,7 +176,7 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Every vector by its symbol, and the numbers of calibration and filter: with t, all there is to resume."""
-        tensors = {"theta": self.theta, **self.filter_state, **self.moments, **self.averaging_state}
+        tensors = {"theta": self.theta, **self.filter_state, **self.moments, **self.averaging_state, **self.scaling_state}
         if self.d is not None:
             tensors["d"] = self.d
         return tensors | {name: torch.as_tensor(np.asarray(value)) for name, value in self._numbers().items()}
@@ -173,14 +191,14 @@ class Optimizer:
         numbers = set(self._numbers())
         for i in range(len(self.groups)):
             numbers |= {_name("calibration", name, i) for name in self.calibration.state_names} if started else set()
-        expected = {"theta", *self.moments, *self.averaging_state, *vectors, *numbers} | ({"d"} if started else set())
+        expected = {"theta", *self.moments, *self.averaging_state, *self.scaling_state, *vectors, *numbers} | ({"d"} if started else set())
         if tensors.keys() != expected:
             raise ValueError(
                 f"optimizer state holds {', '.join(sorted(tensors))}: at step {t} this method's holds {', '.join(sorted(expected))}, "
                 "because each filter and calibration has its own memory. Load the state of the same method."
             )
         self.theta.copy_(tensors["theta"])
-        for name, vector in {**self.moments, **self.averaging_state}.items():
+        for name, vector in {**self.moments, **self.averaging_state, **self.scaling_state}.items():
             vector.copy_(tensors[name])
         self.t = t
         self.d = tensors["d"].to(self.theta, copy=True) if started else None
@@ -188,7 +206,8 @@ class Optimizer:
         for name in numbers:
             part, key, *i = name.split(".")
             held = (self.calibration_state if part == "calibration" else self.learned)[int(i[0]) if i else 0]
-            held[key] = tensors[name].cpu().numpy().copy()
+            value = tensors[name]
+            held[key] = value.to(self.theta, copy=True) if value.dim() == 1 and key == "P" else value.cpu().numpy().copy()
 
     def _numbers(self) -> dict[str, Any]:
         parts = {"calibration": self.calibration_state, "filter": self.learned}
@@ -196,13 +215,17 @@ class Optimizer:
 
     def _pass(self, compiled: bool) -> tuple[Callable[..., None], int]:
         """The function that advances a slice, and the size of the slices it is given."""
-        recursion, rule, averaging = type(self.filter).recursion, self.rule, self.averaging  # pyright: ignore
+        recursion, rule, averaging, scaling = type(self.filter).recursion, self.rule, self.averaging, self.scaling  # pyright: ignore
 
         def advance(
             theta: Tensor, g: Tensor, d: Tensor, held: dict[str, Tensor], moments: dict[str, Tensor], averages: dict[str, Tensor],
-            gains: Any, coefficients: Any, correction: Any, weight: float,
+            scales: dict[str, Tensor], scale: Tensor | None, gains: Any, coefficients: Any, correction: Any, weight: float,
         ) -> None:  # fmt: skip
             g_tilde, new = recursion(g, held, *gains)
+            if scale is not None:  # undone here, so that the filter saw the same noise in every coordinate
+                g_tilde = g_tilde / scale
+            if scaling is not None:
+                scaling.update(g if scale is None else g / scale, scales)
             d.copy_(theta)
             rule.update(theta, g_tilde, moments, *coefficients, correction)
             torch.sub(theta, d, out=d)
@@ -216,6 +239,18 @@ class Optimizer:
 
 def _of(vectors: dict[str, Tensor], part: slice) -> dict[str, Tensor]:
     return {name: vector[part] for name, vector in vectors.items()}
+
+
+def _variances(scale: Tensor | None, g: Tensor) -> Tensor:
+    """By what the variance of the noise in each coordinate differs, once the scaling is undone."""
+    return torch.ones_like(g) if scale is None else scale.double().pow(-2).to(scale.dtype)
+
+
+def _within(correction: Any, part: slice) -> Any:
+    """The part of a correction whose numbers are vectors."""
+    if correction is None:
+        return None
+    return type(correction)(*(x[part] if isinstance(x, Tensor) and x.dim() else x for x in correction))
 
 
 def _name(part: str, key: str, group: int) -> str:
