@@ -26,7 +26,8 @@ def train(
     omega: Annotated[float | None, typer.Option(help="Innovation filter's gain, in (0, 1].")] = None,
     kappa: Annotated[float | None, typer.Option(help="Two-point geometry (and DiSK's filter), in (0, 1).")] = None,
     gamma: Annotated[float | None, typer.Option(help="How far the second point looks ahead.")] = None,
-    eps_v: Annotated[float | None, typer.Option(help="Floor of the corrected second moment.")] = None,
+    eps_v: Annotated[str | None, typer.Option(help="Floor of the corrected second moment, or auto.")] = None,
+    eps_v_scale: Annotated[float | None, typer.Option(help="With --eps-v auto: the floor in standard deviations of the noise.")] = None,
     allow_extrapolation: Annotated[bool, typer.Option("--allow-extrapolation", help="Accept (1-kappa)/(kappa*gamma) > 1.")] = False,
     bands: Annotated[int | None, typer.Option(help="Coefficients of the banded noise of mf-dp-ftrl.")] = None,
     sampling: Annotated[str | None, typer.Option(help="poisson, fixed_size, shuffle or cyclic; what the method's noise needs.")] = None,
@@ -52,7 +53,7 @@ def train(
 
     keep_freed_memory()
     given = {
-        "lr": lr, "omega": omega, "kappa": kappa, "gamma": gamma, "eps_v": eps_v, "bands": bands,
+        "lr": lr, "omega": omega, "kappa": kappa, "gamma": gamma, "eps_v": _floor(eps_v), "eps_v_scale": eps_v_scale, "bands": bands,
         "allow_extrapolation": allow_extrapolation or None,
     }  # fmt: skip
     with progress(quiet=json) as reporter:
@@ -67,6 +68,13 @@ def train(
         print(to_text(record))
     else:
         print(_summary(record, out))
+
+
+def _floor(eps_v: str | None) -> float | str | None:
+    try:
+        return None if eps_v is None else float(eps_v)
+    except ValueError:
+        return eps_v  # "auto", or refused by the calibration, which knows why
 
 
 def _summary(record: dict, out: str | None) -> str:
