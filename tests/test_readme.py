@@ -12,6 +12,7 @@ import pytest
 import fiberdp
 from fiberdp.accounting import read_ledger
 from fiberdp.cli import main
+from fiberdp.filters import FILTERS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,6 +38,15 @@ def test_the_method_table_names_every_method():
     table = README.split("## Methods")[1].split("##")[0]
     named = re.findall(r"`([a-z][a-z-]+)`", " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `")))
     assert set(named) == set(fiberdp.METHODS)
+
+
+def test_the_filter_table_names_every_filter_with_its_noise_gain():
+    rows = [line.split("|") for line in README.split("### Filters")[1].split("\n#")[0].splitlines() if line.startswith("| `")]
+    assert {row[1].strip(" `") for row in rows} == set(FILTERS)
+    for row in rows:
+        name, gain = row[1].strip(" `"), re.match(r"\d\.?\d*", row[3].strip())
+        if gain:
+            assert float(gain.group()) == pytest.approx(FILTERS[name]().noise_gain(), abs=5e-4)
 
 
 def test_the_files_it_links_exist():
