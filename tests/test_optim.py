@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fiberdp.filters import EMA, Identity, Innovation
+from fiberdp.filters import EMA, Identity, Innovation, Kalman, KalmanAuto
 from fiberdp.methods import METHODS, Method, method
-from fiberdp.moments import CALIBRATIONS, NoCorrection, Raw, Steady
-from fiberdp.optim import SGD, AdamW, Constant, Optimizer, WarmupCosine
+from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
+from fiberdp.optim import SGD, AdamW, Constant, EMAWeights, Optimizer, WarmupCosine, fused
 from fiberdp.optim import optimizer as optimizer_module
 from fiberdp.reference import dp_adambc
+from fiberdp.scaling import SecondMoment
 from fiberdp.types import Noise, Release
 
 D, T = 37, 100
@@ -286,3 +287,92 @@ def test_options_out_of_range_are_refused_by_name(rule, name, value):
 def test_a_warm_up_longer_than_the_run_is_refused(warmup):
     with pytest.raises(ValueError, match=r"warmup=.*must lie in \[0, 1\)"):
         WarmupCosine(warmup=warmup)
+
+
+# A filter that learns, and the generated function
+
+
+def learning(groups=(slice(0, 20), slice(20, D)), **options):
+    return Optimizer(
+        start(), filter=KalmanAuto(), calibration=Exact(), update=AdamW(lr=0.03), schedule=WarmupCosine(), steps=T, groups=groups, **options
+    )
+
+
+def test_what_a_filter_learned_is_resumed_bit_for_bit_for_every_group():
+    gs = SIGMA_W * gradients(30)
+    straight, stopped, resumed = learning(), learning(), learning()
+    trajectory(straight, gs, SIGMA_W)
+    trajectory(stopped, gs[:17], SIGMA_W)
+    saved = {key: value.clone() for key, value in stopped.state_dict().items()}
+    assert {"filter.level", "filter.level.1", "filter.tuned.1", "calibration.P.1"} <= saved.keys()
+    resumed.load_state_dict(saved, 17)
+    trajectory(resumed, gs[17:], SIGMA_W)
+    ends = straight.state_dict(), resumed.state_dict()
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    with pytest.raises(ValueError, match=r"filter\.tuned"):
+        learning().load_state_dict({key: value for key, value in saved.items() if key != "filter.tuned"}, 17)
+
+
+def test_groups_learn_apart():
+    gs = SIGMA_W * gradients(40)
+    gs[:, 20:] += torch.arange(40)[:, None] * 2.0
+    optimizer = learning()
+    trajectory(optimizer, gs, SIGMA_W)
+    still, moving = (optimizer.filter.tuned(known) for known in optimizer.learned)
+    assert still.K < 0.2
+    assert still.w > 0.9 > 0.1 > moving.w
+
+
+@pytest.mark.skipif(not fused.available(), reason="no C++ compiler is installed")
+@pytest.mark.parametrize(
+    ("filter", "calibration", "options"),
+    [
+        (Innovation(omega=0.9), Steady(), {}),
+        (Kalman(), Exact(eps_v="auto"), {"averaging": EMAWeights(decay=0.9)}),
+        (KalmanAuto(), Exact(), {"groups": [slice(0, 3000), slice(3000, 8193)], "scaling": SecondMoment()}),
+    ],
+    ids=["fiber", "kalman, averaging", "kalman_auto, scaling"],
+)
+def test_the_generated_function_does_what_the_lines_say(filter, calibration, options):
+    """float64, so that only the order of operations may show; 12 steps, numbers that change at each, one compilation."""
+    d = 8193
+    g, ends = SIGMA_W * gradients(12, d), []
+    for compiled in (False, True):
+        optimizer = Optimizer(
+            start(d), filter=filter, calibration=calibration, update=AdamW(lr=0.03, weight_decay=0.1), schedule=WarmupCosine(), steps=12,
+            compiled=compiled, **options,
+        )  # fmt: skip
+        for row in g:
+            scale = optimizer.scale
+            optimizer.step(Release(row if scale is None else row * scale, Noise(SIGMA_W), scale))
+        ends.append(optimizer.state_dict())
+    assert ends[0].keys() == ends[1].keys()
+    for key, value in ends[0].items():
+        torch.testing.assert_close(ends[1][key], value, rtol=1e-9, atol=1e-12, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_a_large_model_is_compiled_and_a_small_one_is_not(monkeypatch):
+    asked = []
+    monkeypatch.setattr(optimizer_module, "fused", lambda function: asked.append(function))
+    make(AdamW(lr=1e-3), theta=torch.zeros(optimizer_module.COMPILE_FROM))
+    make(AdamW(lr=1e-3))
+    assert len(asked) == 1
+
+
+def test_where_the_compiler_fails_the_update_runs_as_it_is(monkeypatch):
+    def broken(function, **options):
+        def call(*arguments):
+            raise torch._dynamo.exc.TorchDynamoException("no compiler today")
+
+        return call
+
+    monkeypatch.setattr(fused, "available", lambda: True)
+    monkeypatch.setattr(torch, "compile", broken)
+    plain, fallen = (
+        Optimizer(start(), filter=Innovation(), calibration=Steady(), update=AdamW(lr=0.03), schedule=Constant(), steps=T, compiled=c)
+        for c in (False, True)
+    )
+    expected = trajectory(plain, gradients(3), SIGMA_W)
+    with pytest.warns(UserWarning, match="could not be compiled \\(no compiler today\\): it runs uncompiled"):
+        found = trajectory(fallen, gradients(3), SIGMA_W)
+    assert torch.equal(found, expected)

@@ -151,10 +151,10 @@ def method(name: str, **options: Any) -> Method:
     for part in PARTS:
         value = getattr(base, part)
         own = {key: options[key] for key in options if key in {f.name for f in fields(value)}}
-        if name == "fiber-lookahead" and part == "observation":
+        if part == "observation" and getattr(value, "a", None) == 1:  # one evaluation, by definition of the method
             if own.keys() - {"kappa"}:
                 raise ValueError(
-                    "method fiber-lookahead has no option gamma: it is (1-kappa)/kappa, which makes one evaluation enough. "
+                    f"method {name} has no option gamma: it is (1-kappa)/kappa, which makes one evaluation enough. "
                     "Give kappa alone, or use method fiber."
                 )
             if own:
