@@ -20,7 +20,7 @@ import torch
 
 from fiberdp import _validate
 from fiberdp._random import one_thread
-from fiberdp.mechanisms.gaussian import refuse_unclipped
+from fiberdp.mechanisms.gaussian import check_noise, refuse_unclipped
 from fiberdp.mechanisms.strategies import Strategy
 from fiberdp.types import ClippedSum, Noise, Release
 
@@ -48,10 +48,7 @@ class CorrelatedGaussian:
     matrix_sensitivity: float
 
     def __post_init__(self) -> None:
-        _validate.interval(
-            "noise_multiplier", self.noise_multiplier, 0, float("inf"), open_high=True, why="It is the noise's std over the sensitivity."
-        )
-        _validate.count("batch_size", self.batch_size, why="It divides the noisy sum.")
+        check_noise(self.noise_multiplier, self.batch_size)
         _validate.positive("matrix_sensitivity", self.matrix_sensitivity, why="It is the largest norm of a sum of used columns.")
 
     def init(self, like: Tensor) -> dict[str, Tensor]:

@@ -47,10 +47,7 @@ class Gaussian:
     batch_size: int
 
     def __post_init__(self) -> None:
-        _validate.interval(
-            "noise_multiplier", self.noise_multiplier, 0, float("inf"), open_high=True, why="It is the noise's std over the sensitivity."
-        )
-        _validate.count("batch_size", self.batch_size, why="It divides the noisy sum.")
+        check_noise(self.noise_multiplier, self.batch_size)
 
     def init(self, like: Tensor) -> dict[str, Tensor]:
         """White noise has no memory."""
@@ -69,6 +66,13 @@ class Gaussian:
             refuse_unclipped(clipped.sensitivity)
             stream.add_normal_(clipped.total, step=step, scale=self.noise_multiplier * clipped.sensitivity)
         return Release(clipped.total.div_(self.batch_size), self.noise(clipped.sensitivity))
+
+
+def check_noise(noise_multiplier: float, batch_size: int) -> None:
+    """Raise ValueError unless sigma is a finite number of at least 0 and B a whole number of at least 1."""
+    why = "It is the noise's std over the sensitivity."
+    _validate.interval("noise_multiplier", noise_multiplier, 0, float("inf"), open_high=True, why=why)
+    _validate.count("batch_size", batch_size, why="It divides the noisy sum.")
 
 
 def refuse_unclipped(sensitivity: float) -> None:
