@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import signal
+from scipy import linalg, signal
 
 from fiberdp.filters import EMA, LTI, AlphaBeta, Identity, Innovation, Kalman, KalmanAuto, LowPass
 from fiberdp.filters.kalman_auto import Tuned
@@ -147,6 +147,18 @@ def test_gains_may_be_tensors_so_that_one_generated_function_serves_every_step(f
         torch.testing.assert_close(other, one, rtol=1e-14, atol=1e-14)
 
 
+@every_filter
+def test_filtering_is_linear_so_signal_and_noise_pass_apart_proposition_c_3(filter):
+    """H(s + w) = H(s) + H(w), and with it the decomposition of the second moment, cross term included (eq. 75)."""
+    generator = torch.Generator().manual_seed(8)
+    signal = torch.randn(1, 300, generator=generator, dtype=torch.float64) + 0.05 * torch.arange(40)[:, None]
+    noise = torch.randn(40, 300, generator=generator, dtype=torch.float64)
+    both, s, n = run(filter, signal + noise), run(filter, signal), run(filter, noise)
+    torch.testing.assert_close(both, s + n, rtol=1e-10, atol=1e-11)
+    second, parts = (both**2).mean(1), (s**2).mean(1) + (n**2).mean(1) + 2 * (s * n).mean(1)
+    torch.testing.assert_close(second, parts, rtol=1e-10, atol=1e-11)
+
+
 # Finite time
 
 
@@ -213,6 +225,21 @@ def test_noise_gain_for_correlated_noise_is_as_in_methods_section_2(filter, A):
 @pytest.mark.parametrize("omega", OMEGAS)
 def test_innovation_spectral_radius_is_sqrt_1_minus_omega_appendix_c_1(omega):
     assert Innovation(omega=omega).system(None).spectral_radius == pytest.approx(math.sqrt(1 - omega), rel=1e-12)
+
+
+@pytest.mark.parametrize("omega", OMEGAS)
+def test_innovation_stationary_covariance_is_that_of_eqs_64_and_65(omega):
+    system = Innovation(omega=omega).system(None)
+    Sigma = linalg.solve_discrete_lyapunov(system.M, np.outer(system.G, system.G))  # eqs. 59-63
+    np.testing.assert_allclose(Sigma, np.array([[2 - omega, omega], [omega, 2 * omega]]) / (4 - 3 * omega), rtol=1e-10)
+
+
+@pytest.mark.parametrize("omega", [0.3, 0.9])
+def test_innovation_in_second_order_form_eq_42(omega):
+    g = torch.randn(30, 4, dtype=torch.float64)
+    out = run(Innovation(omega=omega), g)
+    expected = (2 - 2 * omega) * out[1:-1] - (1 - omega) * out[:-2] + omega * g[2:]
+    torch.testing.assert_close(out[2:], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("omega", [*OMEGAS, 1.0])
@@ -380,6 +407,16 @@ def test_kalman_steady_state_meets_the_alpha_beta_relations_of_the_tracking_inde
     assert beta**2 / (1 - alpha) == pytest.approx(sigma_r**2, rel=1e-9, abs=1e-15)
     assert alpha**2 == pytest.approx(beta * (2 - alpha) + sigma_s**2 * (1 - alpha), rel=1e-9)
     assert filter.gains(20_000) == pytest.approx((alpha, beta), rel=1e-6, abs=1e-9)
+
+
+def test_kalman_gains_settle_within_a_few_tens_of_steps_figure_8():
+    """"Empirically, this convergence is fast (a few tens of steps)": within 1 % of the limit after 40, for drifts of a tenth of the noise."""
+    filter = Kalman(sigma_s=0.1, sigma_r=0.1)
+    alpha, beta = filter.steady()
+    gains = np.array([filter.gains(t) for t in range(100)])
+    settled = np.abs(gains / (alpha, beta) - 1).max(1) < 0.01
+    assert settled[40:].all()
+    assert not settled[:5].any()
 
 
 def test_a_slope_that_stays_makes_kalman_an_ema_whose_gain_falls_appendix_b_5():
