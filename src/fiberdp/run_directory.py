@@ -232,6 +232,6 @@ def _warnings(clamp_mass: float | None) -> list[str]:
     if clamp_mass is None or clamp_mass <= LARGE_CLAMP_MASS:
         return []
     return [
-        f"clamp mass {clamp_mass:.2f} at the last step: the floor eps_v decides more than half of the update, so little of Adam's adaptivity "
-        "is left. If eps_v was raised, lower it; if not, reduce omega, raise eps_v, or test with layerwise clipping."
+        f"clamp mass {clamp_mass:.2f} at the last step: the floor eps_v decides more than half of the update, so little of Adam's "
+        "adaptivity is left. If eps_v was raised, lower it; if not, reduce omega, raise eps_v, or test with layerwise clipping."
     ]

@@ -15,8 +15,8 @@ Both are seen through fixed random directions u, over the steps after a warm-up:
     cv                std / mean of the variance of x over sliding windows: local stationarity
 
 Each has a floor that sampling alone gives: uncorrelated s and n of T steps give a cross-term ratio of the order of
-std(s)/(std(n) sqrt(T)), and a stationary x has a cv above 0, which `cv_of_noise` shows: that of n, which is stationary by construction, over
-the same windows.  `cross_term` is the signed mean over directions and seeds, where the floor averages out.
+std(s)/(std(n) sqrt(T)), and a stationary x has a cv above 0, which `cv_of_noise` shows: that of n, which is stationary by construction,
+over the same windows.  `cross_term` is the signed mean over directions and seeds, where the floor averages out.
 
 It reads the noise: the output is for whoever holds the data, and not for release.
 """
@@ -32,6 +32,7 @@ from fiberdp import _validate
 from fiberdp._random import Keys
 from fiberdp.diagnostics.folder import BLUE, GREEN, ORANGE, Advance, Table, unheard
 from fiberdp.diagnostics.runs import Projections, Watch, fiber, subject
+from fiberdp.recipes import Recipe
 
 LARGE = 0.25
 """A cross term of a quarter of E[n^2] leaves 2 x 0.25 E[n^2] in, or takes as much too much: the correction is off by half of itself."""
@@ -48,7 +49,7 @@ TEXT = (
 
 def assumptions(
     *,
-    recipe: str = "digits",
+    recipe: str | Recipe = "digits",
     steps: int = 400,
     epsilon: float | None = None,
     omega: float | None = None,
@@ -61,8 +62,9 @@ def assumptions(
 ) -> dict[str, Any]:
     """Run the method fiber `seeds` times.  omega, eps_v: the recipe's if None.
 
-    Returns rho_sn, cross_term_ratio, cv, each {mean, std} over directions and seeds; cross_term {mean, standard_error}, signed; cv_of_noise;
-    noise_share, mean(n^2)/mean(x^2); rows, the same per seed; warnings; settings; and windows, variances over time of direction 0.
+    Returns rho_sn, cross_term_ratio, cv, each {mean, std} over directions and seeds; cross_term {mean, standard_error}, signed;
+    cv_of_noise; noise_share, mean(n^2)/mean(x^2); rows, the same per seed; warnings; settings; and windows, the variances over time of
+    direction 0.
     Raises ValueError for bad input.
     """
     _validate.count("steps", steps, low=32, why="An eighth is warm-up, and variances are taken over windows of the rest.")
@@ -135,7 +137,9 @@ def _apart(run: Any, projections: int, seed: int, advance: Any) -> tuple[np.ndar
 
 def _variances(x: np.ndarray, window: int) -> np.ndarray:
     """Variance of each column over every window of that many rows."""
-    return np.lib.stride_tricks.sliding_window_view(x, window, axis=0).var(-1)
+    sums = np.cumsum(np.stack([x, x * x], 1), 0)
+    mean, square = np.moveaxis(np.concatenate([sums[window - 1 : window], sums[window:] - sums[:-window]]) / window, 1, 0)
+    return square - mean**2
 
 
 def _advice(ratio: float) -> str:

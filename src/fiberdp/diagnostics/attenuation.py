@@ -35,6 +35,7 @@ from fiberdp.diagnostics.runs import Projections, Replica, Watch, fiber, subject
 from fiberdp.filters import FILTERS, Filter, Identity, Innovation
 from fiberdp.linear import WHITE, NoiseVariance
 from fiberdp.mechanisms import MECHANISMS, Banded, White
+from fiberdp.recipes import Recipe
 from fiberdp.types import Noise
 
 LIMIT = 3.0  # standard errors
@@ -93,7 +94,7 @@ def settling(filter: Any, noise: Noise = WHITE) -> int:
 
 def attenuation(
     *,
-    recipe: str = "digits",
+    recipe: str | Recipe = "digits",
     filter: Any = None,
     mechanism: Any = None,
     declared: Any = None,

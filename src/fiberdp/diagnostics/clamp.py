@@ -19,6 +19,7 @@ from fiberdp._random import Keys
 from fiberdp.diagnostics.folder import BLUE, GREEN, GREY, ORANGE, PURPLE, Advance, Table, unheard
 from fiberdp.diagnostics.runs import subject
 from fiberdp.evaluation import evaluate
+from fiberdp.recipes import Recipe
 
 FLOORS: tuple[float | str, ...] = (1e-8, 1e-7, 1e-6, 1e-5, "auto")
 PAPER = {1e-8: "< 0.01", 1e-7: "near 0", 1e-6: "> 0.8", 1e-5: "> 0.8", "auto": "–"}
@@ -33,7 +34,7 @@ TEXT = (
 
 def clamp(
     *,
-    recipe: str = "digits",
+    recipe: str | Recipe = "digits",
     steps: int | None = None,
     epsilon: float | None = None,
     floors: Sequence[float | str] = FLOORS,

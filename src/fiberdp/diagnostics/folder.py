@@ -19,7 +19,7 @@ from fiberdp.record import to_text, versions, write_atomically
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 """Colours that the colour-blind can tell apart (Okabe and Ito)."""
 
-STYLE = {
+STYLE: Any = {
     "font.size": 9.0, "axes.titlesize": 10.0, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.color": "#e6e6e6", "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.4,
 }  # fmt: skip
@@ -75,7 +75,11 @@ def write(folder: Path, name: str, found: dict[str, Any], module: Any) -> None:
 
 
 def text(name: str, found: dict[str, Any], tables: list[Table], meaning: str) -> str:
-    settings = ", ".join(f"{key} {value}" for key, value in found["settings"].items() if value is not None)
+    settings = ", ".join(
+        f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in found["settings"].items()
+        if value is not None
+    )
     warnings = [f"Warning: {warning}" for warning in found.get("warnings", [])]
     parts = [
         f"# fiberdp diagnose {name}",
