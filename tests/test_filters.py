@@ -410,7 +410,7 @@ def test_kalman_steady_state_meets_the_alpha_beta_relations_of_the_tracking_inde
 
 
 def test_kalman_gains_settle_within_a_few_tens_of_steps_figure_8():
-    """"Empirically, this convergence is fast (a few tens of steps)": within 1 % after 40 steps, for drifts of a tenth of the noise."""
+    """ "Empirically, this convergence is fast (a few tens of steps)": within 1 % after 40 steps, for drifts of a tenth of the noise."""
     filter = Kalman(sigma_s=0.1, sigma_r=0.1)
     alpha, beta = filter.steady()
     gains = np.array([filter.gains(t) for t in range(100)])

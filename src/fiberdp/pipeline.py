@@ -55,6 +55,13 @@ class Pipeline:
         clipped = self._clipped_sum(lambda part: _tree.zeros(row, len(part)), indices, step, d, scale, loss_scale=0.0, tap=None)
         return self._open_gate(clipped, "receipt", step, memory or {})
 
+    def secret_noise(self, step: int, memory: dict[str, Tensor]) -> Tensor:
+        """w_t, what the gate adds to the average gradient at `step`, made again.  SECRET: with it, the noise can be taken off the release.
+
+        memory: from `mechanism.init`, carried from step 0 on by its caller; the run's own is left alone.
+        """
+        return self._open_gate(ClippedSum(torch.zeros_like(self.flat.theta), self.plan.clip.sensitivity), "noise", step, memory).value
+
     def load_noise_memory(self, tensors: dict[str, Tensor]) -> None:
         """Continue from a copy of `noise_memory` as it was before a step.  Raises ValueError if it is another mechanism's."""
         shapes = {name: tuple(t.shape) for name, t in tensors.items()}

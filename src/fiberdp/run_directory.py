@@ -31,6 +31,7 @@ from fiberdp.record import peak_mib, to_text, versions, write_atomically
 from fiberdp.trainer import Run
 
 CHECKPOINT_SECONDS = 60.0
+LARGE_CLAMP_MASS = 0.5  # from here on the floor decides more of the update than the second moment does
 
 
 class Reporter(Protocol):
@@ -139,6 +140,8 @@ class RunDirectory:
                 "steps": len(run.ledger),
             },
             "receipt": receipt.to_json(),
+            "clamp_mass": self.last.get("clamp_mass"),
+            "warnings": _warnings(self.last.get("clamp_mass")),
             "result": {
                 "metric": "accuracy",
                 "heldout": self.last["heldout"]["accuracy"],
@@ -174,6 +177,7 @@ class RunDirectory:
             "epoch": done / plan.sampler.steps_per_epoch,
             "epsilon": self.run.epsilon,
             "lr": lr,
+            "clamp_mass": self.run.optimizer.clamp_mass(),
             "heldout": evaluate(self.run.model, self.rows["heldout"]),
             "heldout_averaged": self._averaged("heldout"),
         }
@@ -221,3 +225,13 @@ class RunDirectory:
                 kept.append(line)
                 self.last = entry if entry["step"] == self.run.plan.steps else {}
             write_atomically(path, "".join(kept))
+
+
+def _warnings(clamp_mass: float | None) -> list[str]:
+    """The paper's advice (E.4, E.6) where the correction takes so much that the floor rules."""
+    if clamp_mass is None or clamp_mass <= LARGE_CLAMP_MASS:
+        return []
+    return [
+        f"clamp mass {clamp_mass:.2f} at the last step: the floor eps_v decides more than half of the update, so little of Adam's "
+        "adaptivity is left. If eps_v was raised, lower it; if not, reduce omega, raise eps_v, or test with layerwise clipping."
+    ]

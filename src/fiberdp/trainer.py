@@ -25,6 +25,7 @@ from fiberdp.optim import Optimizer
 from fiberdp.pipeline import Pipeline
 from fiberdp.planning import Plan
 from fiberdp.sampling.source import as_source
+from fiberdp.types import Release
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Run:
         self.ledger = Ledger(ledger)
         self.receipt: Receipt | None = None
         self.tap: Callable[[Tensor, Tensor], None] | None = None
+        self.heard: Callable[[Release], None] | None = None  # told every release before it is used: what an outsider may see
 
     def prove(self) -> Receipt:
         """Make the noise receipt (once), or raise ReceiptError if the noise is not what is charged.  Touches no data."""
@@ -137,6 +139,8 @@ class Run:
         t, lr = self.optimizer.t, self.optimizer.lr
         self.ledger.spend(t, self.plan.event(t))
         release = self.pipeline.release(t, self.optimizer.d, self.optimizer.scale, tap=self.tap)
+        if self.heard:
+            self.heard(release)
         self.optimizer.step(release)
         return Step(t, lr)
 

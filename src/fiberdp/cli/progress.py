@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,3 +74,14 @@ class _Bar:
 
     def evaluated(self, line: dict[str, Any], steps: int) -> None:
         self.bar.update(self.task, so_far=f"epsilon {line['epsilon']:.3f}  held-out {line['heldout']['accuracy']:.4f}")
+
+
+@contextmanager
+def counter(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work that is told as (done, of how many), on a terminal; nothing otherwise."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    with _bar() as bar:
+        task = bar.add_task(what, total=None, so_far="")
+        yield lambda done, total: bar.update(task, completed=done, total=total)

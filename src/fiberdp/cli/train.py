@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -64,6 +65,8 @@ def train(
             sampling=sampling, groups=groups, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device,
             engine=engine, micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
         )  # fmt: skip
+    for warning in record["warnings"]:
+        print(f"fiberdp: warning: {warning}", file=sys.stderr)
     if json:
         print(to_text(record))
     else:
