@@ -280,7 +280,7 @@ def test_metrics_and_record_hold_the_clamp_mass_and_its_warning(tmp_path):
 
 def test_train_prints_the_warning_on_stderr(capsys):
     pytest.importorskip("sklearn")
-    code, out, err = run(capsys, *["train", "digits", "--eps-v", "1000", "--seed", "0", "--steps", "3", "--json"])
+    code, out, err = run(capsys, "train", "digits", "--eps-v", "1000", "--seed", "0", "--steps", "3", "--json")
     assert code == 0
     assert err.startswith("fiberdp: warning: clamp mass 1.00")
     assert json.loads(out)["warnings"]

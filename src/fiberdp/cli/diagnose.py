@@ -44,7 +44,7 @@ def attenuation_(
     bands: Annotated[int | None, typer.Option(help="Coefficients of the banded noise; 4 if left out.")] = None,
     recipe: Recipe = "digits",
     steps: Annotated[int | None, typer.Option(help="Of training; the filter's warm-up and 300 if left out.")] = None,
-    epsilon: Epsilon = None,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each run; 0.5 if left out.")] = None,
     projections: Annotated[int, typer.Option(help="Random directions.")] = 256,
     seed: Seed = 0,
     data: Data = None,

@@ -42,6 +42,9 @@ LIMIT = 3.0  # standard errors
 SETTLED = 0.01  # the filter has settled when A_t stays this close to A, relative
 SHORTEST, LEARNING, LONGEST = 20, 100, 20_000  # warm-up steps: least, of a filter that learns, most that is looked for
 MEASURED = 300  # steps after the warm-up, unless told otherwise
+EPSILON = (
+    0.5  # unless told otherwise: less than a recipe's, so that the runs' difference is noise (r near 1) for a filter with a small A too
+)
 WINDOW = 25  # steps, of the figure
 
 TEXT = (
@@ -108,7 +111,8 @@ def attenuation(
     """rho beside A for one filter and mechanism, in the method fiber otherwise.
 
     filter: innovation(0.9) if None.  mechanism: White() or Banded(…).  steps: of training, the warm-up included; by default the warm-up
-    and 300.  declared: the filter that A is computed from, if not the one that runs (a planted fault, which must be rejected).
+    and 300.  epsilon: 0.5 if None.  declared: the filter that A is computed from, if not the one that runs (a planted fault, which
+    must be rejected).
 
     Returns filter, options, mechanism, rho, A, standard_error, deviation ((rho - A) / SE), passed (|deviation| < 3), noise_share (r),
     projections, steps, warm_up, gains_differ, warnings, settings, and series {rho, r}: both over a sliding window.
@@ -124,7 +128,7 @@ def attenuation(
             f"steps={total}: must be above {warm_up + WINDOW}, because the filter {ran.name} needs {warm_up} steps to settle and "
             f"{WINDOW} are measured at least. Give more steps."
         )
-    it = subject(recipe, method, steps=total, epsilon=epsilon, data=data)
+    it = subject(recipe, method, steps=total, epsilon=EPSILON if epsilon is None else epsilon, data=data)
     keys = Keys.seeded(seed)
     runs = [it.make(k) for k in (keys, Replica(keys.key, keys.kind, Keys.seeded(seed + 2**31)))]
     u = Projections(runs[0].flat.numel, projections, seed=seed)
