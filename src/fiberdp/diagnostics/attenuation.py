@@ -115,7 +115,7 @@ def attenuation(
     must be rejected).
 
     Returns filter, options, mechanism, rho, A, standard_error, deviation ((rho - A) / SE), passed (|deviation| < 3), noise_share (r),
-    projections, steps, warm_up, gains_differ, warnings, settings, and series {rho, r}: both over a sliding window.
+    projections, steps, warm_up, gains_differ, warnings, settings, and series {rho, A, r}: over a sliding window.
     Raises ValueError for bad input, and for fewer steps than the filter needs to settle.
     """
     ran = Innovation() if filter is None else filter
@@ -172,7 +172,10 @@ def attenuation(
             "recipe": it.recipe.name, "epsilon": it.plan.epsilon, "noise_multiplier": it.plan.noise_multiplier, "steps": total,
             "warm_up": warm_up, "projections": u.count, "seed": seed, "bands": getattr(method.mechanism, "bands", None),
         },
-        "series": {"window": WINDOW, "rho": (_sliding(Y) / _sliding(X)).tolist(), "r": (_sliding(X) / _mean(added)).tolist()},
+        "series": {
+            "window": WINDOW, "rho": (_sliding(Y) / _sliding(X)).tolist(), "A": (_mean(through) / _mean(added)).tolist(),
+            "r": (_sliding(X) / _mean(added)).tolist(),
+        },
     }  # fmt: skip
 
 
@@ -249,9 +252,10 @@ def draw(found: dict[str, Any], figure: Any) -> None:
     above.axvspan(0, found["warm_up"], color="#f2f2f2", lw=0)
     above.axhspan(found["rho"] - LIMIT * error, found["rho"] + LIMIT * error, color=BLUE, alpha=0.15, lw=0, label="ρ ± 3 SE, after warm-up")
     above.plot(t, series["rho"], color=BLUE, label=f"ρₜ, mean of {series['window']} steps")
-    above.axhline(found["A"], color=ORANGE, ls="--", label=f"A = {found['A']:.4f}, declared")
+    above.plot(t, series["A"], color=ORANGE, ls="--", label=f"Aₜ, declared (A = {found['A']:.4f})")
     above.set(ylabel="ρ", title=f"{found['filter']}, {found['mechanism']} noise: ρ = {found['rho']:.4f} ± {error:.4f}")
-    low, high = min(*series["rho"], found["A"]), max(*series["rho"], found["A"])
+    settled = [value for name in ("rho", "A") for at, value in zip(t, series[name]) if at >= found["warm_up"]]
+    low, high = min(settled), max(settled)  # the start is left to run off the axis
     above.set_ylim(low - 0.15 * (high - low), high + 0.55 * (high - low))
     above.legend(loc="upper right", ncols=3, fontsize=8)
     below.axvspan(0, found["warm_up"], color="#f2f2f2", lw=0)
