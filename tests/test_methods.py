@@ -33,6 +33,12 @@ TABLE = {
     "fiber-tied": (FIBER, Innovation(omega=0.6), AdamW, NoCorrection()),
     "doppler": (OnePoint(), LowPass(), AdamW, NoCorrection()),
     "mf-dp-ftrl": (OnePoint(), Identity(), SGD, NoCorrection()),
+    "fiber-plus": (
+        TwoPoint(kappa=0.4, gamma=(1 - 0.4) / 0.4),
+        Innovation(omega=0.9),
+        AdamW,
+        Exact(eps_v="auto", eps_v_scale=10.0),
+    ),
     "fiber-lookahead": (AHEAD, Innovation(omega=0.9), AdamW, Exact(eps_v=1e-8)),
 }
 every_method = pytest.mark.parametrize("name", METHODS)

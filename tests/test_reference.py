@@ -51,6 +51,7 @@ ORACLES = {
     "fiber-bccorr": partial(fiber, calibration="raw"),
     "fiber-lookahead": partial(fiber, gamma=(1 - 0.6) / 0.6, calibration="exact"),
     "fiber-tied": partial(fiber, omega=0.6, calibration="none"),
+    "fiber-plus": partial(fiber, kappa=0.4, gamma=(1 - 0.4) / 0.4, calibration="exact", eps_v="auto", eps_v_scale=10.0),
     "doppler": doppler,
     "mf-dp-ftrl": partial(mf_dp_ftrl, c=bandmf(T, 8).a),
 }
@@ -131,7 +132,7 @@ def difference(a, b):
 
 
 def floor(name):
-    return {"eps_v": EPS_V} if hasattr(METHODS[name].calibration, "eps_v") else {}
+    return {"eps_v": EPS_V} if getattr(METHODS[name].calibration, "eps_v", "auto") != "auto" else {}
 
 
 def chosen(name):

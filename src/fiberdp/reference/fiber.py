@@ -25,7 +25,8 @@ def fiber(
     omega: float = 0.9,
     kappa: float = 0.6,
     gamma: float = 0.7,
-    eps_v: float = 1e-8,
+    eps_v: float | str = 1e-8,
+    eps_v_scale: float = 1.0,
     calibration: str = "steady",
 ) -> np.ndarray:
     """The trajectory theta_0, …, theta_T, [T + 1, d]; the arguments are described in the package.
@@ -36,6 +37,9 @@ def fiber(
         A_t = Sum_{j<=t} h_j^2,    P_t = beta2 P_{t-1} + (1 - beta2) A_t sigma_w^2,    phi_t = P_t / (1 - beta2^{t+1})
 
     with h the filter's impulse response.  Look-ahead FiBeR is gamma = (1 - kappa)/kappa, so a = 1, with "exact".
+
+    eps_v = "auto" floors at eps_v_scale standard deviations of v^_t under white noise of mean phi_t: v^_t is a weighted mean of t + 1
+    independent chi^2_1, with weights (1 - beta2) beta2^{t-k} / (1 - beta2^{t+1}), and the variance of chi^2_1 is 2.
 
     One step from 0 on f(theta) = -2 theta without noise: g = 2, g~ = r = .5 * 2 = 1, m^ = 1, v^ = 1, so theta = lr.
 
@@ -71,15 +75,18 @@ def fiber(
         if calibration == "none":
             v_bar = v_hat
         elif calibration == "raw":
-            v_bar = np.maximum(v_hat - sigma_w**2, eps_v)
+            v_bar = np.maximum(v_hat - sigma_w**2, float(eps_v))
         elif calibration == "steady":
-            v_bar = np.maximum(v_hat - A * sigma_w**2, eps_v)
+            v_bar = np.maximum(v_hat - A * sigma_w**2, float(eps_v))
         elif calibration == "exact":
             h_r = (1 - omega) * h_r + omega * ((t == 0) - h)
             h = h + h_r
             A_t = A_t + h**2
             P = beta2 * P + (1 - beta2) * A_t * sigma_w**2
-            v_bar = np.maximum(v_hat - P / (1 - beta2 ** (t + 1)), eps_v)
+            phi = P / (1 - beta2 ** (t + 1))
+            weights = (1 - beta2) * beta2 ** np.arange(t + 1) / (1 - beta2 ** (t + 1))
+            floor = eps_v_scale * phi * np.sqrt(2 * (weights**2).sum()) if eps_v == "auto" else float(eps_v)
+            v_bar = np.maximum(v_hat - phi, floor)
         else:
             raise ValueError(f"calibration={calibration!r}: must be one of none, raw, steady, exact.")
         # 9: update
