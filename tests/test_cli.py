@@ -190,3 +190,11 @@ def test_train_takes_bands_and_says_how_many_there_can_be(capsys):
     assert record["config"]["plan"]["method"]["mechanism"]["bands"] == record["config"]["plan"]["groups"] == 3
     assert main([*train.split(), "--bands", "8"]) == 2
     assert "N // B = 5: use at most 5 bands" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["diagnose"]])
+def test_a_command_without_its_subcommand_shows_its_help_page(command, capsys):
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Usage: fiberdp")
+    assert "\nCommands:\n" in error

@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="fiberdp", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except _USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a command without its subcommand: the message is its help page
+            print(error.format_message(), file=sys.stderr)  # pyright: ignore[reportAttributeAccessIssue]
+            return 2
         return _fail(error.format_message(), 2)  # pyright: ignore[reportAttributeAccessIssue]
     except (ValueError, ImportError) as error:
         return _fail(str(error), 2)
