@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from fiberdp.filters import FILTERS, LTI
 from fiberdp.filters.kalman_auto import Tuned
-from fiberdp.linear import NoiseVariance
-from fiberdp.types import Noise
 
 SETTINGS = {
     "ema": [{}, *({"kappa": kappa, "init_at": at} for kappa in (0.05, 0.3, 0.7, 1.0) for at in ("first", "zero"))],
@@ -34,8 +31,6 @@ FEW = [*{type(filter): filter for filter in reversed(CASES)}.values()]
 TRACKING = [filter for filter in CASES if not isinstance(filter, LTI)]
 """Those that a constant gradient comes through unchanged."""
 
-WHITE = Noise(1.0)
-
 
 def run(filter, inputs):
     """[T, d] -> [T, d] through init and update."""
@@ -44,12 +39,6 @@ def run(filter, inputs):
         g_tilde, state = filter.update(g, state, t)
         outputs.append(g_tilde.clone())
     return torch.stack(outputs)
-
-
-def variances(filter, steps, noise=WHITE):
-    """A_0, A_1, …: Var[n_t] for t < steps, as the exact calibration gets it."""
-    variance = NoiseVariance()
-    return np.array([variance.update(filter.system(t), noise) for t in range(steps)])
 
 
 def memory(filter):

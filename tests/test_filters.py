@@ -16,7 +16,7 @@ from fiberdp.filters import EMA, LTI, AlphaBeta, Identity, Innovation, Kalman, K
 from fiberdp.filters.kalman_auto import Tuned
 from fiberdp.linear import StateSpace
 from fiberdp.types import Noise
-from grid import CASES, LEARNING, TRACKING, memory, run, variances
+from grid import CASES, LEARNING, TRACKING, memory, run
 
 every_filter = pytest.mark.parametrize("filter", CASES, ids=repr)
 OMEGAS = (0.01, 0.1, 0.3, 0.5, 0.9, 0.99)
@@ -55,8 +55,8 @@ def standard_errors(filter, A):
 def test_declared_noise_gain_is_the_lyapunov_one_corollary_4_4_and_the_sum_of_squares_proposition_4_3(filter):
     A, system = filter.noise_gain(), filter.system(None)
     assert system.noise_gain() == pytest.approx(A, rel=1e-10)
-    assert (system.impulse_response(memory(filter)) ** 2).sum() == pytest.approx(A, rel=1e-7)
-    assert variances(filter, memory(filter))[-1] == pytest.approx(A, rel=1e-7)
+    assert (filter.impulse_response(memory(filter)) ** 2).sum() == pytest.approx(A, rel=1e-7)
+    assert filter.noise_gains(memory(filter))[-1] == pytest.approx(A, rel=1e-7)
 
 
 @every_filter
@@ -174,7 +174,7 @@ def test_filtering_is_linear_so_signal_and_noise_pass_apart_proposition_c_3(filt
     ids=repr,
 )
 def test_noise_variance_at_finite_time_is_as_in_methods_section_2(filter, expected):
-    A = variances(filter, 201)
+    A = filter.noise_gains(201)
     for t, value in expected.items():
         assert A[t] == pytest.approx(value, abs=1e-6), t
 
@@ -182,7 +182,7 @@ def test_noise_variance_at_finite_time_is_as_in_methods_section_2(filter, expect
 @pytest.mark.parametrize("omega", OMEGAS)
 def test_innovation_noise_variance_rises_to_A_geometrically_lemma_c_2(omega):
     """0 <= A - A_t <= c (1-omega)^{t+1}: M is similar to sqrt(1-omega) times a rotation, with condition number sqrt(c / |Sigma|)."""
-    A, A_t = Innovation(omega=omega).noise_gain(), variances(Innovation(omega=omega), 60)
+    A, A_t = Innovation(omega=omega).noise_gain(), Innovation(omega=omega).noise_gains(60)
     gap, rate = A - A_t, (1 - omega) ** np.arange(1, 61)
     Sigma = np.array([[2 - omega, omega], [omega, 2 * omega]]) / (4 - 3 * omega)  # eqs. 64-65
     bound = max(omega / (1 - omega), (1 - omega) / omega) * np.linalg.norm(Sigma, 2)
@@ -211,11 +211,11 @@ def test_noise_gain_for_correlated_noise_is_as_in_methods_section_2(filter, A):
     gain = system.noise_gain(Noise(1.0, tuple(k)))
     assert gain == pytest.approx(A, abs=6e-6)
     assert (np.convolve(system.impulse_response(80), k) ** 2).sum() == pytest.approx(A, abs=6e-6)
-    assert variances(filter, 120, Noise(1.0, tuple(k)))[-1] == pytest.approx(A, abs=6e-6)
+    assert filter.noise_gains(120, Noise(1.0, tuple(k)))[-1] == pytest.approx(A, abs=6e-6)
     recursive = Noise(1.0, a=tuple(c))  # the same noise, said as x = C^{-1} z
     assert recursive.impulse_response(80) == pytest.approx(k)
     assert system.noise_gain(recursive) == pytest.approx(gain, rel=1e-10)
-    assert variances(filter, 120, recursive) == pytest.approx(variances(filter, 120, Noise(1.0, tuple(k))), rel=1e-10)
+    assert filter.noise_gains(120, recursive) == pytest.approx(filter.noise_gains(120, Noise(1.0, tuple(k))), rel=1e-10)
     assert abs(gain / system.noise_gain() - 1) > 0.5  # the white-noise gain would be far off
 
 

@@ -73,3 +73,12 @@ def test_every_committed_result_is_proved_and_charged_by_its_own_ledger():
         assert record["receipt"]["passed"]
         assert abs(record["receipt"]["std_ratio"] - 1) < 5 * record["receipt"]["standard_error"]
         assert record["keys"] == "secret"
+
+
+def test_the_search_table_is_made_from_its_trials():
+    spec = importlib.util.spec_from_file_location("search_table", ROOT / "scripts" / "search_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page()

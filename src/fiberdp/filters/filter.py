@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fiberdp.linear import StateSpace
+from fiberdp.linear import WHITE, NoiseVariance, StateSpace
+from fiberdp.types import Noise
 
 State = dict[str, Tensor]
 
@@ -52,3 +54,12 @@ class Filter:
     def noise_gain(self) -> float:
         """A = Var[g~]/Var[g] for white noise once the filter has settled (eq. 14)."""
         return self.system(None).noise_gain()
+
+    def noise_gains(self, steps: int, noise: Noise = WHITE) -> np.ndarray:
+        """A_t = Var[n_t]/std^2 for t < steps, from the first step on (Lemma C.2), for noise of this colour."""
+        variance, unit = NoiseVariance(), Noise(1.0, noise.b, noise.a)
+        return np.array([variance.update(self.system(t), unit) for t in range(steps)])
+
+    def impulse_response(self, length: int) -> np.ndarray:
+        """h_j, j < length, once the filter has settled: Sum h_j^2 = A (Proposition 4.3)."""
+        return self.system(None).impulse_response(length)
