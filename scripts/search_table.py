@@ -13,10 +13,10 @@ ROOT = Path(__file__).parent.parent / "results" / "search"
 PAGE = ROOT / "README.md"
 HEAD = """# The search for fiber-plus
 
-Every trial of `scripts/search.py`, failures included: {epochs} epochs at ε = 1, B = 2,000, C = 1, one seed, accuracy in percent on the 5,000
-held-out training rows (never on test). The noise of every run was proved before its first step. The number of rows alone gives one accuracy a
-standard error of about 0.5 points (Fashion-MNIST) and 0.25 (MNIST), so neighbours in this table are not told apart by it.
-Made by `scripts/search_table.py`.
+Every trial of `scripts/search.py`, failures included: {epochs} epochs at ε = 1, B = 2,000, C = 1, one seed, accuracy in percent on
+the 5,000 held-out training rows (never on test). The noise of every run was proved before its first step. The number of rows
+alone gives one accuracy a standard error of about 0.5 points (Fashion-MNIST) and 0.25 (MNIST), so neighbours in this table are
+not told apart by it. Made by `scripts/search_table.py`.
 
 A composition is a method of the table with parts and options replaced.
 
