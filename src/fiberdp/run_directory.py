@@ -141,7 +141,7 @@ class RunDirectory:
             },
             "receipt": receipt.to_json(),
             "clamp_mass": self.last.get("clamp_mass"),
-            "warnings": _warnings(self.last.get("clamp_mass")),
+            "warnings": _warnings(self.last.get("clamp_mass"), plan.method.calibration),
             "result": {
                 "metric": "accuracy",
                 "heldout": self.last["heldout"]["accuracy"],
@@ -227,11 +227,15 @@ class RunDirectory:
             write_atomically(path, "".join(kept))
 
 
-def _warnings(clamp_mass: float | None) -> list[str]:
-    """The paper's advice (E.4, E.6) where the correction takes so much that the floor rules."""
-    if clamp_mass is None or clamp_mass <= LARGE_CLAMP_MASS:
+def _warnings(clamp_mass: float | None, calibration: Any) -> list[str]:
+    """The paper's advice (E.4, E.6) where the correction takes so much that the floor rules, without having been asked to.
+
+    An automatic floor stands where the noise in v^ is, so it holds half of the coordinates or more wherever the noise rules: by choice.
+    """
+    if clamp_mass is None or clamp_mass <= LARGE_CLAMP_MASS or calibration.eps_v == "auto":
         return []
     return [
         f"clamp mass {clamp_mass:.2f} at the last step: the floor eps_v decides more than half of the update, so little of Adam's "
-        "adaptivity is left. If eps_v was raised, lower it; if not, reduce omega, raise eps_v, or test with layerwise clipping."
+        "adaptivity is left. If eps_v was raised, lower it; if not, reduce omega, let the floor follow the noise (eps_v=auto), or "
+        "test with layerwise clipping."
     ]
