@@ -54,13 +54,19 @@ def test_the_files_it_links_exist():
         assert (ROOT / link).exists(), link
 
 
-def test_the_results_table_is_the_one_the_records_give():
-    spec = importlib.util.spec_from_file_location("results_table", ROOT / "scripts" / "results_table.py")
+def script(name):
+    """A script of scripts/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.table("mnist-cnn") == README.split(script.BEGIN)[1].split(script.END)[0].strip()
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_results_table_is_the_one_the_records_give():
+    made = script("results_table")
+    assert made.table("mnist-cnn") == README.split(made.BEGIN)[1].split(made.END)[0].strip()
 
 
 def test_every_committed_result_is_proved_and_charged_by_its_own_ledger():
@@ -76,9 +82,5 @@ def test_every_committed_result_is_proved_and_charged_by_its_own_ledger():
 
 
 def test_the_search_table_is_made_from_its_trials():
-    spec = importlib.util.spec_from_file_location("search_table", ROOT / "scripts" / "search_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("search_table")
     assert module.PAGE.read_text() == module.page()
