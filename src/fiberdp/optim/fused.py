@@ -1,4 +1,7 @@
-"""One generated function for filter, moments and update, where a compiler is at hand (torch.compile)."""
+"""One generated function for filter, moments and update, where a compiler is at hand (torch.compile).
+
+torch keeps what it compiled in the system's temporary folder (or TORCHINDUCTOR_CACHE_DIR), so a second process starts faster.
+"""
 
 from __future__ import annotations
 
