@@ -30,7 +30,7 @@ def mnist_cnn() -> Recipe:
             "disk": {"lr": 0.005},
             "fiber": {"lr": 0.001},
             "fiber-plus": {"lr": 0.01},
-            "doppler": {"lr": 0.0003},
+            "doppler": {"lr": 0.002, "b": (0.1,), "a": (1.0, -0.9)},  # the second-order default swings at any rate that was tried
             "mf-dp-ftrl": {"lr": 0.5},
             "fiber-nocorr": {"lr": 0.005},
             "fiber-tied": {"lr": 0.005},
