@@ -28,7 +28,7 @@ def digits() -> Recipe:
             "disk": {"lr": 0.02},
             "fiber": {"lr": 0.00125},
             "fiber-plus": {"lr": 0.04},
-            "doppler": {"lr": 0.0005},
+            "doppler": {"lr": 0.004, "b": (0.1,), "a": (1.0, -0.9)},  # better than the second-order default at any rate that was tried
             "mf-dp-ftrl": {"lr": 0.25, "bands": 4},
             "fiber-nocorr": {"lr": 0.02},
             "fiber-tied": {"lr": 0.02},
