@@ -84,3 +84,5 @@ def test_every_committed_result_is_proved_and_charged_by_its_own_ledger():
 def test_the_search_table_is_made_from_its_trials():
     module = script("search_table")
     assert module.PAGE.read_text() == module.page()
+    trials = sum(len(path.read_text().splitlines()) for path in module.ROOT.glob("*.jsonl"))
+    assert f"was {trials} trials of 8 epochs" in README
