@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from fiberdp.recipes import RECIPES
-
-SCRIPT = Path(__file__).parent.parent / "scripts" / "fashion_parquet.py"
+from loading import script
 
 
 @pytest.fixture
 def convert():
     pytest.importorskip("datasets")
-    spec = importlib.util.spec_from_file_location("fashion_parquet", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("fashion_parquet")
 
 
 def write_idx(path, array):

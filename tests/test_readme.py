@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ import fiberdp
 from fiberdp.accounting import read_ledger
 from fiberdp.cli import main
 from fiberdp.filters import FILTERS
+from loading import script
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -52,16 +52,6 @@ def test_the_filter_table_names_every_filter_with_its_noise_gain():
 def test_the_files_it_links_exist():
     for link in re.findall(r"\]\(([\w/.]+)\)", README):
         assert (ROOT / link).exists(), link
-
-
-def script(name):
-    """A script of scripts/, as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_results_table_is_the_one_the_records_give():

@@ -18,7 +18,7 @@ from fiberdp.methods import Method
 from fiberdp.methods import method as method_named
 from fiberdp.optim import EMAWeights
 from fiberdp.planning import plan
-from fiberdp.recipes import RECIPES, Recipe
+from fiberdp.recipes import Recipe, recipe_named
 from fiberdp.run_directory import Reporter, RunDirectory, Silent
 from fiberdp.scaling import SecondMoment
 from fiberdp.trainer import Run
@@ -55,19 +55,18 @@ def fit(
 ) -> dict[str, Any]:
     """Train a recipe privately and return its record (the content of record.json).
 
-    What is None comes from the recipe.  method: a name of the table, or a
-    composition (`fiberdp.Method`).  options: changes to a named method (lr, omega, kappa, …).
-    multiplicity: K augmented copies an example, by the recipe's augmentation unless the method has its own; averaging: decay of an
-    average of the weights, evaluated and released beside them.  scaling: offset of a `SecondMoment` before the clip.
-    out: the run directory, which must be
-    new, or hold the run to `resume`; without it nothing is written.  seed: derive every stream from it (reproducible, and not private
+    What is None comes from the recipe.  method: a name of the table, or a composition (`fiberdp.Method`).  options: changes to a named
+    method (lr, omega, kappa, …).  multiplicity: K augmented copies an example, by the recipe's augmentation unless the method has its
+    own; averaging: decay of an average of the weights, evaluated and released beside them.  scaling: offset of a `SecondMoment` before
+    the clip.  out: the run directory, which must be new, or hold the run to `resume`; without it nothing is written.
+    seed: derive every stream from it (reproducible, and not private
     against who knows it); by default keys are secret.  unaccounted: also keep raw training statistics, in the secret folder.
     test: evaluate on the test rows at the end (leave it out while tuning).
 
     Guarantee: see `fiberdp.trainer.Run`.  The held-out and test metrics stand outside epsilon: their rows are never trained on.
     Raises ValueError in one line for bad input, before anything is written.
     """
-    chosen = recipe if isinstance(recipe, Recipe) else RECIPES[_validate.choice("recipe", recipe, tuple(RECIPES))]()
+    chosen = recipe_named(recipe)
     tuned = _method(chosen, method, options or {})
     if multiplicity is not None:
         tuned = replace(tuned, augmentation=replace(_augmentation(chosen, tuned), multiplicity=multiplicity))

@@ -14,7 +14,7 @@ from fiberdp.engines.loss import random_state
 from fiberdp.methods import Method
 from fiberdp.methods import method as method_named
 from fiberdp.planning import Plan, plan
-from fiberdp.recipes import RECIPES, Recipe
+from fiberdp.recipes import Recipe, recipe_named
 from fiberdp.trainer import Run
 from fiberdp.types import Release
 
@@ -39,7 +39,7 @@ class Subject:
 
 def subject(recipe: str | Recipe, method: Method | None, *, steps: int | None, epsilon: float | None, data: str | None) -> Subject:
     """method: fiber with the recipe's options if None.  steps, epsilon: the recipe's if None.  Raises ValueError for bad input."""
-    chosen = recipe if isinstance(recipe, Recipe) else RECIPES[_validate.choice("recipe", recipe, tuple(RECIPES))]()
+    chosen = recipe_named(recipe)
     if epsilon is not None:
         _validate.positive("epsilon", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
     if steps is not None:
@@ -61,8 +61,7 @@ def subject(recipe: str | Recipe, method: Method | None, *, steps: int | None, e
 
 def fiber(recipe: str | Recipe, **changes: Any) -> Method:
     """The method fiber with the recipe's options and then these."""
-    chosen = recipe if isinstance(recipe, Recipe) else RECIPES[_validate.choice("recipe", recipe, tuple(RECIPES))]()
-    return method_named("fiber", **{**chosen.options.get("fiber", {}), **changes})
+    return method_named("fiber", **{**recipe_named(recipe).options.get("fiber", {}), **changes})
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -90,14 +90,13 @@ class KalmanAuto(Filter):
         _validate.interval("memory", self.memory, 0, 1, open_low=True, why="It is what a step leaves of the evidence before it.")
         _validate.count("samples", self.samples, why="It is how many coordinates the bank of filters looks at.")
 
-    def gains(self, t: int | None) -> tuple[Any, ...]:
+    def gains(self, t: int | None) -> NoReturn:
         raise ValueError(
             "kalman_auto has no gains of its own: they follow from what was released. Use tuned(memory), memory from begin and learn."
         )
 
-    def system(self, t: int | None) -> StateSpace:
+    def system(self, t: int | None) -> NoReturn:
         self.gains(t)
-        raise AssertionError
 
     @cached_property
     def models(self) -> tuple[np.ndarray, int]:

@@ -43,7 +43,7 @@ class AdamW:
         _validate.interval("weight_decay", self.weight_decay, 0, float("inf"), open_high=True, why="It shrinks theta.")
 
     def coefficients(self, t: int, lr: float) -> tuple[float, float, float]:
-        """What depends on the step: 1 - eta lambda, 1/(1 - beta2^{t+1}), eta/(1 - beta1^{t+1})."""
+        """What depends on the step: 1 - eta lambda, 1 - beta2^{t+1} (by which v is divided), eta/(1 - beta1^{t+1})."""
         beta1, beta2 = self.betas
         return 1 - lr * self.weight_decay, 1 - beta2 ** (t + 1), lr / (1 - beta1 ** (t + 1))
 

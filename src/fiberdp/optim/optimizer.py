@@ -128,7 +128,7 @@ class Optimizer:
         beta2 = getattr(self.rule, "betas", (0.0, 0.0))[1]
         coefficients = self.rule.coefficients(t, self.lr)
         self._corrections = []
-        spread = None if self.scaling is None or not self.scaling_state else _variances(scale, g)
+        spread = _variances(scale, g) if self.scaling_state else None
         for i, group in enumerate(self.groups):
             now = self.filter.tuned(self.learned[i]) if self.learned else self.filter  # pyright: ignore
             correction, self.calibration_state[i] = self.calibration.correction(

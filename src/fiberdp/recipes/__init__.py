@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from fiberdp import _validate
 from fiberdp.recipes.cifar10 import cifar10_cnn5
 from fiberdp.recipes.digits import digits
 from fiberdp.recipes.mnist import fashion_cnn, mnist_cnn
@@ -14,4 +15,10 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar10-cnn5": cifar10_cnn5,
 }
 
-__all__ = ["RECIPES", "Recipe"]
+
+def recipe_named(recipe: str | Recipe) -> Recipe:
+    """The recipe of that name; a recipe is itself.  Raises ValueError listing the names if there is none."""
+    return recipe if isinstance(recipe, Recipe) else RECIPES[_validate.choice("recipe", recipe, tuple(RECIPES))]()
+
+
+__all__ = ["RECIPES", "Recipe", "recipe_named"]
