@@ -1,9 +1,10 @@
 """Engines: per-example observations, clipped and summed.  They see probes and a clip rule, and no method's name."""
 
+from fiberdp.engines.ghost import GhostEngine
 from fiberdp.engines.loop import LoopEngine
 from fiberdp.engines.loss import Loss, LossFn, check_loss, check_model
 from fiberdp.engines.vmap import VmapEngine
 
-ENGINES = {cls.name: cls for cls in (LoopEngine, VmapEngine)}
+ENGINES = {cls.name: cls for cls in (LoopEngine, VmapEngine, GhostEngine)}
 
-__all__ = ["ENGINES", "LoopEngine", "Loss", "LossFn", "VmapEngine", "check_loss", "check_model"]
+__all__ = ["ENGINES", "GhostEngine", "LoopEngine", "Loss", "LossFn", "VmapEngine", "check_loss", "check_model"]

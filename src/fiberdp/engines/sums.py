@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fiberdp.flat import FlatParameters
+
 BLOCK = 4096  # a float32 dot product over more than this loses digits, always downwards
 
 # Norms are inflated by this much, which covers every rounding between the true norm and the scaled gradient, so that a
@@ -38,20 +40,30 @@ def squared_norms(gradient: Tensor) -> Tensor:
     return blocks.double().square().sum(1) + tail
 
 
-def clipped_total(leaves: Iterable[tuple[slice, Tensor]], clip: Clip, out: Tensor) -> Tensor:
-    """out[where] += Sum_i factor_i u_i for each (where, u [b, …]); returns the norms ||u_i||, float64 [b].
+def clip_factors(squares: Tensor, clip: Clip, flat: FlatParameters, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """From ||u_i||^2 of each parameter, float64 [slots, b]: what each is multiplied with, [slots, b], and the norms ||u_i||, float64 [b].
 
-    An example whose norm is NaN or infinite contributes exactly 0: its rows are overwritten, since 0 * NaN is NaN.
+    An example whose norm is NaN or infinite gets factors of exactly 0.
+    """
+    norms = squares.sum(0).sqrt()
+    finite = norms.isfinite()
+    slack = 1 + NORM_SLACK[dtype]
+    factors = clip.factors(torch.where(finite, norms, 0.0) * slack).expand(len(squares), -1)
+    return torch.where(finite, factors, 0.0).to(dtype), norms
+
+
+def clipped_total(leaves: Iterable[tuple[slice, Tensor]], clip: Clip, flat: FlatParameters, out: Tensor) -> Tensor:
+    """out[where] += Sum_i factor_i u_i for each (where, u [b, …]), one a slot; returns the norms ||u_i||, float64 [b].
+
+    An example that is not finite contributes exactly 0: its rows are overwritten, since 0 * NaN is NaN.
     """
     leaves = list(leaves)
-    norms = torch.stack([squared_norms(u) for _, u in leaves]).sum(0).sqrt()
+    factors, norms = clip_factors(torch.stack([squared_norms(u) for _, u in leaves]), clip, flat, out.dtype)
     finite = norms.isfinite()
     silenced = not bool(finite.all())
-    factors = clip.factors(torch.where(finite, norms, 0.0) * (1 + NORM_SLACK[out.dtype]))
-    factors = torch.where(finite, factors, 0.0).to(out.dtype)
-    for where, u in leaves:
+    for (where, u), own in zip(leaves, factors):
         u = u.flatten(1) if u.dim() > 1 else u.unsqueeze(1)
         if silenced:
             u = torch.where(finite[:, None], u, 0.0)
-        out[where].addmv_(u.t(), factors)
+        out[where].addmv_(u.t(), own)
     return norms

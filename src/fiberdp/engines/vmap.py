@@ -90,7 +90,7 @@ class VmapEngine:
         if scale is not None:
             for name, factor in self.flat.views(scale).items():
                 u[name].mul_(factor)
-        norms = clipped_total(((slice(slot.start, slot.stop), u[slot.name]) for slot in self.flat.slots), clip, total)
+        norms = clipped_total(((slice(slot.start, slot.stop), u[slot.name]) for slot in self.flat.slots), clip, self.flat, total)
         if tap is not None:
             tap(losses, norms)
         return ClippedSum(total, clip.sensitivity)

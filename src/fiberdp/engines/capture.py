@@ -1,0 +1,188 @@
+"""One evaluation of the losses that leaves, for every use of a parameter, what its per-example gradient is made of.
+
+Parameters enter as tensors that need no gradient, so no weight gradient is computed; what a function returned is watched instead,
+through an edge of autograd's graph, so a later in-place operation (ReLU(inplace=True)) cannot change what is captured.  Nothing is
+left on the user's module: this is a context, not a hook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from fiberdp.engines.parts import Part
+from fiberdp.engines.tracing import tensors
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A trainable parameter by its name, or a tensor computed from parameters alone by its number (name is then "")."""
+
+    name: str = ""
+    derived: int = -1
+
+
+@dataclass
+class Record:
+    """What one use left at one evaluation point of weight `weight`.
+
+    inputs: values the function read.  fixed: none of them depends on a parameter, so they are equal at every point.  arguments: its
+    other arguments.  gradients: of the sum of losses with respect to what was watched, None where it does not matter.
+    """
+
+    weight: float
+    inputs: tuple[Tensor, ...] = ()
+    fixed: bool = False
+    gradients: tuple[Tensor | None, ...] = ()
+    versions: tuple[int, ...] = ()
+    arguments: tuple[Any, ...] = ()
+    watched: list[GradientEdge | Tensor] = field(default_factory=list)
+
+
+class Site(Protocol):
+    """One call of a function that uses parameters: how it runs under capture, and the parts it leaves."""
+
+    function: Callable[..., Any]
+    rule: str
+    refs: tuple[Ref, ...]
+
+    def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]: ...
+
+
+class Capture(TorchFunctionMode):
+    """A context in which `sites` run, in their order.  views: the parameters at this point, by name."""
+
+    def __init__(self, sites: Sequence[Site], views: dict[str, Tensor], weight: float, examples: int) -> None:
+        super().__init__()
+        self.sites = sites
+        self.examples = examples
+        self.weight = weight
+        self.records: list[Record] = []
+        self.values = views
+        self.derived: list[Tensor] = []  # with the graph that leads to `leaves`
+        self.leaves: dict[str, Tensor] = {}
+        self._alive: list[Tensor] = list(views.values())  # so that no id is used twice
+        self._refs = {id(view): Ref(name) for name, view in views.items()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._involved(args) and not (kwargs and self._involved(tuple(kwargs.values()))):
+            return func(*args, **kwargs)
+        at = len(self.records)
+        if at < len(self.sites) and self.sites[at].function is func:
+            self.records.append(Record(self.weight))
+            return self.sites[at].run(self, args, kwargs)
+        result = func(*args, **kwargs)
+        if next(tensors(result), None) is not None:  # sizes and types may be asked at any time
+            raise ValueError(self._changed(func))
+        return result
+
+    def gradients(self, losses: Tensor) -> None:
+        """Fill the records' gradients: of sum(losses) with respect to everything watched."""
+        if len(self.records) != len(self.sites):
+            raise ValueError(self._changed(None))
+        for site, record in zip(self.sites, self.records):
+            if any(x._version != version for x, version in zip(record.inputs, record.versions)):
+                raise ValueError(
+                    f"the input of {name_of(site.function)} with {_names(site)} was changed in place after the layer had read it: it must "
+                    "stay as it was, because the gradient is made of it. Use the operation that is not in place, or engine='vmap'."
+                )
+        watched = [item for record in self.records for item in record.watched]
+        total = losses.sum()
+        found = iter(torch.autograd.grad(total, watched, allow_unused=True) if total.requires_grad and watched else [None] * len(watched))
+        for record in self.records:
+            record.gradients = tuple(next(found) for _ in record.watched)
+            record.watched = []
+
+    # What sites call.
+
+    def ref(self, value: Any) -> Ref | None:
+        return self._refs.get(id(value))
+
+    def track(self, value: Tensor, graph: Tensor) -> None:
+        """`value`, computed from parameters alone by `graph`, is from now on a tensor to watch for."""
+        self._refs[id(value)] = Ref(derived=len(self.derived))
+        self._alive.append(value)
+        self.derived.append(graph)
+
+    def graph(self, value: Tensor) -> Tensor:
+        """The tensor that stands for `value` in the graph from the parameters to what is derived from them."""
+        ref = self._refs.get(id(value))
+        if ref is None:
+            return value
+        if not ref.name:
+            return self.derived[ref.derived]
+        return self.leaves.setdefault(ref.name, self.values[ref.name].detach().requires_grad_())
+
+    def keep(self, *inputs: Tensor) -> None:
+        record = self.records[-1]
+        record.inputs = tuple(x.detach() for x in inputs)
+        record.fixed = not any(x.requires_grad for x in inputs)
+        record.versions = tuple(x._version for x in inputs)
+
+    def watch(self, result: Tensor) -> Tensor:
+        """The result of a captured function, whose gradient is wanted."""
+        if not result.requires_grad:
+            result = _Source.apply(result, torch.empty(0, device=result.device, requires_grad=True))  # pyright: ignore
+        self.records[-1].watched.append(get_gradient_edge(result))
+        return result
+
+    def per_example(self, value: Tensor) -> Tensor:
+        """A parameter as one copy an example, [b, *shape] without memory of its own, whose gradient is wanted."""
+        leaf = value.detach().expand(self.examples, *value.shape).requires_grad_()
+        self.records[-1].watched.append(leaf)
+        return leaf
+
+    def pull_back(self, ref: Ref, gradient: Tensor) -> dict[str, Tensor]:
+        """Per-example gradients [b, *shape] of the parameters from those of a tensor derived from them."""
+        names = list(self.leaves)
+        found = torch.autograd.grad(
+            self.derived[ref.derived], [self.leaves[name] for name in names], gradient,
+            retain_graph=True, allow_unused=True, is_grads_batched=True,
+        )  # fmt: skip
+        return {name: g for name, g in zip(names, found) if g is not None}
+
+    def _involved(self, values: Sequence[Any]) -> bool:
+        refs = self._refs
+        return any(
+            id(value) in refs
+            or (isinstance(value, (tuple, list)) and self._involved(value))
+            or (isinstance(value, dict) and self._involved(tuple(value.values())))
+            for value in values
+        )
+
+    def _changed(self, func: Any) -> str:
+        expected = self.sites[len(self.records)] if len(self.records) < len(self.sites) else None
+        return (
+            f"the model ran {name_of(func) if func else 'nothing more'} on a parameter where it ran "
+            f"{name_of(expected.function) if expected else 'nothing more'} at set-up: engine ghost needs the same operations for every "
+            "batch, because it was checked for those. Use engine='vmap' or engine='loop'."
+        )
+
+
+class _Source(torch.autograd.Function):
+    """The identity, from which on a gradient is wanted: for the first layers, whose inputs need none.  No copy."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", str(function)).strip("_")
+
+
+def _names(site: Site) -> str:
+    return ", ".join(ref.name for ref in site.refs if ref.name) or "parameters"

@@ -1,0 +1,144 @@
+"""Exact clipped sums from book-keeping: per-example gradients are never formed where their factors are cheaper.
+
+For a layer whose per-example gradient is a product of factors, grad W_i = Sum_s B_{i,s} A_{i,s}^T, a linear combination over
+evaluation points is the same product with the factors of all points side by side along s.  So one forward and one backward to the
+layers' outputs a point give all norms, and the clipped sum is one weighted product: no second backward, no [b, d].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fiberdp import _tree
+from fiberdp.engines.capture import Capture, Ref, Site
+from fiberdp.engines.layers import plan_sites
+from fiberdp.engines.loss import Loss, random_state
+from fiberdp.engines.parts import Dense, Outer, Part, Rows, Tied
+from fiberdp.engines.points import points
+from fiberdp.engines.sums import Clip, Tap, clip_factors
+from fiberdp.engines.tracing import trace
+from fiberdp.flat import FlatParameters
+from fiberdp.types import ClippedSum, Probe
+
+
+class GhostEngine:
+    """Sum_i clip(Sum_k w_k grad f(theta_k; xi_i)) without per-example gradients where factors do."""
+
+    name: ClassVar[str] = "ghost"
+
+    def __init__(self, flat: FlatParameters, loss: Loss, *, memory_budget: int = 2**28) -> None:
+        self.flat = flat
+        self.loss = loss
+        self.memory_budget = memory_budget
+        self.sites: list[Site] | None = None
+
+    def micro_batch_size(self, row: Any, num_probes: int) -> int:
+        return 64
+
+    def prepare(self, row: Any) -> list[Site]:
+        """Trace the loss on blank rows and choose a rule for every use of a parameter.  row: a batch of one example, for its structure."""
+        device = self.flat.theta.device
+        views = {name: view.requires_grad_() for name, view in self.flat.views(self.flat.theta.detach()).items()}
+
+        def run(examples: int) -> Tensor:
+            rows = examples * self.loss.multiplicity
+            with random_state(0, device), torch.enable_grad():
+                return self.loss.at(views, _tree.to(_tree.zeros(row, rows), device), rows)
+
+        self.sites = plan_sites(trace(run), views)
+        return self.sites
+
+    def clipped_sum(
+        self, probes: Sequence[Probe], d: Tensor | None, batch: Any, clip: Clip, *,
+        seed: int, loss_scale: float = 1.0, scale: Tensor | None = None, tap: Tap | None = None,
+    ) -> ClippedSum:  # fmt: skip
+        """See `VmapEngine.clipped_sum`; the numbers are the same to rounding."""
+        total = torch.zeros_like(self.flat.theta)
+        examples = _tree.rows(batch)
+        if examples == 0:
+            return ClippedSum(total, clip.sensitivity)
+        copies = self.loss.multiplicity
+        if copies > 1:
+            batch = _tree.map_leaves(lambda leaf: leaf.flatten(0, 1), batch)
+        if self.sites is None:
+            self.prepare(_tree.take(batch, slice(0, 1)))
+        captures, losses = [], None
+        for weight, point in points(self.flat.theta.detach(), d, probes):
+            capture, values = self._evaluate(point, weight, batch, examples, seed, loss_scale)
+            captures.append(capture)
+            losses = values.view(examples, copies).mean(1) if losses is None else losses
+        parts = self._parts(captures, examples)
+        if scale is not None:
+            by_name = self.flat.views(scale)
+            parts = {name: Dense(part.dense().gradient * by_name[name]) for name, part in parts.items()}
+        squares = torch.stack([
+            parts[slot.name].squared_norms() if slot.name in parts else torch.zeros(examples, dtype=torch.float64, device=total.device)
+            for slot in self.flat.slots
+        ])  # fmt: skip
+        factors, norms = clip_factors(squares, clip, self.flat, total.dtype)
+        finite = norms.isfinite()
+        views = self.flat.views(total)
+        for slot, own in zip(self.flat.slots, factors):
+            if slot.name in parts:
+                part = parts.pop(slot.name)
+                (part if bool(finite.all()) else part.silenced(finite)).add_weighted_(views[slot.name], own)
+        if tap is not None and losses is not None:
+            tap(losses, norms)
+        return ClippedSum(total, clip.sensitivity)
+
+    def _evaluate(self, point: Tensor, weight: float, batch: Any, examples: int, seed: int, scale: float) -> tuple[Capture, Tensor]:
+        """One forward and one backward to the layers' outputs, with the parameters of `point`."""
+        assert self.sites is not None
+        rows = examples * self.loss.multiplicity
+        views = self.flat.views(point)
+        with random_state(seed, point.device), torch.enable_grad():  # the same dropout masks at every point
+            with Capture(self.sites, views, weight, examples) as capture:
+                losses = self.loss.at(views, batch, rows)
+            capture.gradients(losses * (scale / self.loss.multiplicity) if scale / self.loss.multiplicity != 1 else losses)
+        return capture, losses.detach()
+
+    def _parts(self, captures: list[Capture], examples: int) -> dict[str, Part]:
+        """Per parameter, what its per-example gradients are made of."""
+        assert self.sites is not None
+        found: dict[str, list[Part]] = {}
+        for at, site in enumerate(self.sites):
+            records = [capture.records[at] for capture in captures]
+            if all(ref.name for ref in site.refs):
+                for ref, part in site.parts(records, examples):
+                    found.setdefault(ref.name, []).append(part)
+                continue
+            for capture, record in zip(captures, records):  # what is derived from parameters differs from point to point
+                for ref, part in site.parts([record], examples):
+                    for name, own in _pulled_back(capture, ref, part):
+                        found.setdefault(name, []).append(own)
+        return {name: _joined(parts) for name, parts in found.items()}
+
+
+def _pulled_back(capture: Capture, ref: Ref, part: Part) -> Iterator[tuple[str, Part]]:
+    if ref.name:
+        yield ref.name, part
+    else:
+        for name, gradient in capture.pull_back(ref, part.dense().gradient).items():
+            yield name, Dense(gradient)
+
+
+def _joined(parts: list[Part]) -> Part:
+    """One part from those of every use of a parameter: per-example gradients add up before they are squared."""
+    if len(parts) == 1:
+        return parts[0]
+    outers = [part for part in parts if isinstance(part, Outer)]
+    rows = [part for part in parts if isinstance(part, Rows)]
+    if len(outers) + len(rows) == len(parts):
+        outer = Outer([block for part in outers for block in part.blocks]) if outers else None
+        table = Rows.joined(rows) if rows else None
+        if outer and table:
+            return Tied(table, outer)
+        return outer or table  # pyright: ignore
+    total = parts[0].dense().gradient.clone()
+    for part in parts[1:]:
+        total += part.dense().gradient
+    return Dense(total)

@@ -1,0 +1,69 @@
+"""Tables read by index: the gradient of a row is the sum over the places where the example read it; the padding row has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fiberdp.engines.capture import Capture, Record, Ref
+from fiberdp.engines.layers.linear import weighted_sum
+from fiberdp.engines.parts import Part, Rows
+from fiberdp.engines.tracing import Batched
+
+if TYPE_CHECKING:
+    from fiberdp.engines.layers.plan import Refs
+    from fiberdp.engines.tracing import Call
+
+FUNCTIONS = (F.embedding,)
+
+
+@dataclass
+class Embedding:
+    rule: ClassVar[str] = "embedding"
+    function: Callable[..., Any]
+    refs: tuple[Ref, ...]
+    table: torch.Size
+    padding: int | None
+    batched: Batched
+
+    def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        ids, *_ = _bind(*args, **kwargs)
+        capture.keep(ids)
+        return capture.watch(self.function(*args, **kwargs))
+
+    def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]:
+        terms = [(record.weight, record.gradients[0].float() if record.gradients[0].dtype == torch.bfloat16 else record.gradients[0])
+                 for record in records if record.gradients[0] is not None]  # fmt: skip
+        if not terms:
+            return []
+        ids = self.batched.split(records[0].inputs[0]).flatten(1)  # the same at every point
+        gradient = self.batched.split(weighted_sum(terms)).reshape(*ids.shape, self.table[1])
+        return [(self.refs[0], Rows.merged(ids, gradient, self.table, self.padding))]
+
+
+def match(call: Call, refs: Refs) -> Embedding | None:
+    ids, weight, padding, max_norm, by_frequency, _ = _bind(*call.args, **call.kwargs)
+    name, where = refs.of(weight), call.where(ids)
+    if max_norm is not None or by_frequency:
+        option = "max_norm" if max_norm is not None else "scale_grad_by_freq"
+        raise ValueError(
+            f"embedding {name.name if name else 'derived from parameters'} has {option}: an example's gradient "
+            "must not depend on what else is in the batch, and weights must change through the noisy update alone. Leave it out."
+        )
+    if not name or not where:
+        return None
+    if padding is not None and padding < 0:
+        padding += len(weight)
+    return Embedding(call.function, (name,), weight.shape, padding, where)
+
+
+def _bind(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> tuple[Tensor, Tensor, int | None, float | None, bool, bool]:  # fmt: skip
+    return input, weight, padding_idx, max_norm, scale_grad_by_freq, sparse

@@ -1,0 +1,217 @@
+"""Per-example gradients of one parameter, held as cheaply as their structure allows.
+
+    | part     | per-example gradient                  | held                                   | weighted sum             |
+    |----------|---------------------------------------|----------------------------------------|--------------------------|
+    | Outer    | Sum_k w_k Sum_s L^k_{i,s} R^k_{i,s}^T | factors of every evaluation point k    | one product a point      |
+    | Rows     | rows of a table that example i read   | the rows, repeated tokens added up     | rows added to the total  |
+    | Dense    | itself                                | [b, *shape]                            | one pass over it         |
+
+A linear combination over points is the same product with the factors of all points side by side along s, so one formula serves any
+list of probes, and a parameter used twice (tied weights) is the same concatenation once more.
+
+Gram form: ||Sum_s L_s R_s^T||^2 = <L L^T, R R^T>, s^2 (p + q) products instead of s p q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fiberdp.engines.sums import BLOCK, squared_norms
+
+GRAM_ERROR = {torch.float64: 2.0**-48, torch.float32: 2.0**-21}
+"""What rounding may have taken from <L L^T, R R^T>, in units of its diagonal: terms of both signs cancel, rounding errors do not."""
+
+
+class Part(Protocol):
+    def squared_norms(self) -> Tensor:
+        """||g_i||^2, float64 [b]; never below the true value."""
+        ...
+
+    def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
+        """out += Sum_i factor_i g_i, in place; out [*shape], factors [b]."""
+        ...
+
+    def dense(self) -> Dense: ...
+    def silenced(self, finite: Tensor) -> Part:
+        """The same with the gradients of examples that are not finite set to 0 (0 * NaN is NaN); finite: bool [b]."""
+        ...
+
+
+@dataclass
+class Dense:
+    """gradient: Tensor[b, *shape]."""
+
+    gradient: Tensor
+
+    def squared_norms(self) -> Tensor:
+        return squared_norms(self.gradient)
+
+    def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
+        flat = self.gradient.reshape(len(factors), -1)
+        out.view(-1).addmv_(flat.t(), factors.to(flat.dtype))
+
+    def dense(self) -> Dense:
+        return self
+
+    def silenced(self, finite: Tensor) -> Dense:
+        return Dense(_silence(self.gradient, finite))
+
+
+@dataclass
+class Block:
+    """One point's factors of an `Outer`: weight w, left L [b, s, q], right R [b, s, p]."""
+
+    weight: float
+    left: Tensor
+    right: Tensor
+
+
+@dataclass
+class Outer:
+    """Sum_k w_k Sum_s L^k_{i,s} R^k_{i,s}^T, [b, q, p]."""
+
+    blocks: list[Block]
+
+    def squared_norms(self) -> Tensor:
+        return gram(self.blocks)
+
+    def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
+        out = out.view(self.blocks[0].left.shape[2], self.blocks[0].right.shape[2])
+        for block in self.blocks:
+            left, right = block.left, block.right
+            weights = (factors * block.weight)[:, None, None].to(left.dtype)
+            if left.shape[2] <= right.shape[2]:
+                left = left * weights
+            else:
+                right = right * weights
+            out.addmm_(left.flatten(0, 1).t(), right.flatten(0, 1))
+
+    def dense(self) -> Dense:
+        first, *others = self.blocks
+        total = torch.bmm(first.left.transpose(1, 2), first.right)
+        if first.weight != 1:
+            total.mul_(first.weight)
+        for block in others:
+            total.baddbmm_(block.left.transpose(1, 2), block.right, alpha=block.weight)
+        return Dense(total)
+
+    def silenced(self, finite: Tensor) -> Outer:
+        return Outer([Block(block.weight, _silence(block.left, finite), _silence(block.right, finite)) for block in self.blocks])
+
+
+@dataclass
+class Rows:
+    """Rows of a table [v, p]: example[j] read row[j], whose gradient is gradient[j] [p]; pairs (example, row) are distinct."""
+
+    example: Tensor
+    row: Tensor
+    gradient: Tensor
+    examples: int
+    table: torch.Size
+
+    @classmethod
+    def merged(cls, ids: Tensor, gradient: Tensor, table: torch.Size, ignored: int | None) -> Rows:
+        """From ids [b, s] and gradients [b, s, p]: a repeated token adds up before it is squared; `ignored` tokens are left out."""
+        example = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids).reshape(-1)
+        row, gradient = ids.long().reshape(-1), gradient.reshape(-1, gradient.shape[-1])
+        if ignored is not None:
+            kept = row != ignored
+            example, row, gradient = example[kept], row[kept], gradient[kept]
+        return cls._distinct(example, row, gradient, len(ids), table)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """The sum of several."""
+        example, row, gradient = (torch.cat([getattr(p, name) for p in parts]) for name in ("example", "row", "gradient"))
+        return cls._distinct(example, row, gradient, parts[0].examples, parts[0].table)
+
+    @classmethod
+    def _distinct(cls, example: Tensor, row: Tensor, gradient: Tensor, examples: int, table: torch.Size) -> Rows:
+        keys, where = torch.unique(example * table[0] + row, return_inverse=True)
+        summed = gradient.new_zeros(len(keys), gradient.shape[1]).index_add_(0, where, gradient)
+        return cls(keys // table[0], keys % table[0], summed, examples, table)
+
+    def squared_norms(self) -> Tensor:
+        total = torch.zeros(self.examples, dtype=torch.float64, device=self.gradient.device)
+        return total.index_add_(0, self.example, squared_norms(self.gradient))
+
+    def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
+        out.index_add_(0, self.row, self.gradient * factors.to(self.gradient.dtype)[self.example, None])
+
+    def dense(self) -> Dense:
+        total = self.gradient.new_zeros(self.examples * self.table[0], self.table[1])
+        total[self.example * self.table[0] + self.row] = self.gradient
+        return Dense(total.view(self.examples, *self.table))
+
+    def silenced(self, finite: Tensor) -> Rows:
+        return Rows(self.example, self.row, _silence(self.gradient, finite[self.example]), self.examples, self.table)
+
+
+@dataclass
+class Tied:
+    """Rows read of a table that is also a factor of products: an embedding tied to an output layer."""
+
+    rows: Rows
+    outer: Outer
+
+    def squared_norms(self) -> Tensor:
+        """||E||^2 + 2 <E, H> + ||H||^2;  <E, H>_i = Sum_j Sum_k w_k Sum_s L^k_{i,s,row_j} <E_j, R^k_{i,s}>."""
+        rows, outer = self.rows, self.outer
+        own, products = rows.squared_norms(), outer.squared_norms()
+        cross = torch.zeros_like(own)
+        starts = torch.searchsorted(rows.example, torch.arange(rows.examples + 1, device=rows.example.device)).tolist()
+        for i, (start, stop) in enumerate(pairwise(starts)):
+            for block in outer.blocks:
+                met = rows.gradient[start:stop] @ block.right[i].t()
+                cross[i] += block.weight * (met.double() * block.left[i][:, rows.row[start:stop]].t()).sum()
+        error = GRAM_ERROR[rows.gradient.dtype] * (own + products)  # they may cancel
+        return (own + 2 * cross + products).clamp_min(0) + error
+
+    def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
+        self.outer.add_weighted_(out, factors)
+        self.rows.add_weighted_(out, factors)
+
+    def dense(self) -> Dense:
+        return Dense(self.rows.dense().gradient + self.outer.dense().gradient)
+
+    def silenced(self, finite: Tensor) -> Tied:
+        return Tied(self.rows.silenced(finite), self.outer.silenced(finite))
+
+
+def gram(blocks: Sequence[Block]) -> Tensor:
+    """||Sum_k w_k Sum_s L^k_s R^k_s^T||^2 = Sum_{jk} w_j w_k <L^j L^k^T, R^j R^k^T>, float64 [b], plus what rounding may have taken."""
+    if len(blocks) == 1 and blocks[0].left.shape[1] == 1:
+        only = blocks[0]
+        return squared_norms(only.left) * squared_norms(only.right) * only.weight**2
+    total = torch.zeros(len(blocks[0].left), dtype=torch.float64, device=blocks[0].left.device)
+    diagonal = torch.zeros_like(total)
+    for j, one in enumerate(blocks):
+        for k, other in enumerate(blocks[: j + 1]):
+            lefts, rights = _products(one.left, other.left), _products(one.right, other.right)
+            if j == k:
+                diagonal += one.weight**2 * _inner(lefts.diagonal(dim1=1, dim2=2), rights.diagonal(dim1=1, dim2=2))
+            total += one.weight * other.weight * (1 if j == k else 2) * _inner(lefts, rights)
+    return total.clamp_min(0) + GRAM_ERROR[blocks[0].left.dtype] * diagonal
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """a b^T, [b, s, s'], over at most BLOCK columns at a time: a longer float32 dot product is too small."""
+    total = torch.bmm(a[:, :, :BLOCK], b[:, :, :BLOCK].transpose(1, 2))
+    for start in range(BLOCK, a.shape[2], BLOCK):
+        total.baddbmm_(a[:, :, start : start + BLOCK], b[:, :, start : start + BLOCK].transpose(1, 2))
+    return total
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """<a_i, b_i> over all but the first dimension, float64 [b]: row sums in the factors' precision, rows in float64."""
+    return (a * b).sum(-1, dtype=torch.float64).reshape(len(a), -1).sum(1)
+
+
+def _silence(tensor: Tensor, finite: Tensor) -> Tensor:
+    return torch.where(finite.view(-1, *(1,) * (tensor.dim() - 1)), tensor, 0.0)
