@@ -107,8 +107,9 @@ def radius(words: list[int]) -> list[float]:
     """The radius that `_box_muller` gives to each word: its z at angle 0."""
     pairs = torch.zeros(1, 2, 512, dtype=torch.int64)
     pairs[0, 0, : len(words)] = torch.tensor(words)
-    u, phi = torch.empty(2, 1, 512, dtype=torch.float64)
-    return _random._box_muller(pairs, 1.0, u, phi, torch.empty(1, 2, 512, dtype=torch.float64))[0, 0].tolist()
+    radius, cos, sin = torch.empty(3, 1, 512, dtype=torch.float64)
+    _random._box_muller(pairs, 1.0, radius, cos, sin)
+    return cos[0].tolist()
 
 
 def follows_the_tail(radius_of) -> bool:
