@@ -164,9 +164,7 @@ class Stream:
         """A seed in [0, 2**63) for torch's own generators (dropout), from word 0 of this step."""
         return int(self.bits(step, 0, 1)) & (2**63 - 1)
 
-    def _normals(
-        self, step: int, start: int, stop: int, scale: float, dtype: torch.dtype, use: Callable[[slice, Tensor], object]
-    ) -> None:
+    def _normals(self, step: int, start: int, stop: int, scale: float, dtype: torch.dtype, use: Callable[[slice, Tensor], object]) -> None:
         """use(part, scale * z[start:stop][part]), rounded once to dtype, for parts that cover the slice; the memory is used again.
 
         Segments are computed whole, whatever part of them is asked for, so that an element always stands at

@@ -43,7 +43,8 @@ def share(work: Callable[[int], None], pieces: range) -> None:
 
     with one_thread():
         if not helpers:
-            return run()
+            run()
+            return
         with ThreadPoolExecutor(helpers, thread_name_prefix="fiberdp") as pool:
             running = [pool.submit(help) for _ in range(helpers)]
             run()
