@@ -12,9 +12,11 @@ float64, in segments of 2S elements, S = 512; with a_p = word p and b_p = word S
     z_p     = sqrt(-2 log u_p) cos(phi_p)
     z_{S+p} = sqrt(-2 log u_p) sin(phi_p)
 
-A 24-bit u would end the tail at 5.8 standard deviations, which a small delta notices.  On one kind of machine
-the normals are equal to the last bit for any slicing and any number of threads; between kinds (another
-vector library) the words are equal and the normals agree to about 1e-15.
+A 24-bit u would end the tail at 5.8 standard deviations, which a small delta notices.  The square root is taken as
+1 / (1 / sqrt), within 2 units in the last place.  On one machine with one version of torch the normals are equal to
+the last bit for any slicing, any vector length and any number of threads: there is one way of computing them, and
+which thread computes a segment does not show.  Elsewhere (another vector library) the words are equal and the
+normals agree to about 1e-15.
 
 Guarantee: with `Keys.secret()` the words cannot be told from independent fair bits without the key, as long
 as AES-256 is a good block cipher.  `Keys.seeded` is reproducible, and private against nobody who can guess
