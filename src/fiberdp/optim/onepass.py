@@ -2,7 +2,7 @@
 
 Every line is elementwise, so any piece of the vectors can be advanced by itself.  Where a compiler is at hand and theta is long, the
 lines are one generated function (`fused.py`), run on the whole; elsewhere they run on pieces that stay in the cache, shared between
-threads.  Either way a temporary is never longer than a piece, and beside the state there is no vector of size d.
+threads.  Either way no temporary has size d (a calibration of scaled gradients brings vectors of its own).
 """
 
 from __future__ import annotations
