@@ -61,7 +61,7 @@ class AdamW:
             v_bar.sub_(phi).clamp_(min=floor)
         if self.weight_decay:
             theta.mul_(decay)
-        theta.sub_(torch.div(m, v_bar.sqrt_().add_(self.eps), out=v_bar).mul_(step))
+        theta.sub_(torch.sqrt_(v_bar).add_(self.eps).reciprocal_().mul_(m).mul_(step))
 
     def clamped(self, state: dict[str, Tensor], v_weight: float, correction: Any) -> tuple[float, float]:
         """(Sum of |m_i| over the coordinates that the floor holds, Sum of |m_i|): the two parts of the clamp mass (paper, E.6)."""
