@@ -16,8 +16,7 @@ from fiberdp.accounting import read_ledger
 from fiberdp.evaluation import evaluate
 from fiberdp.flat import FlatParameters
 from fiberdp.methods import METHODS, Method, method
-from fiberdp.optim import AVERAGINGS, EMAWeights, NoAveraging, Optimizer
-from fiberdp.optim import optimizer as optimizer_module
+from fiberdp.optim import AVERAGINGS, EMAWeights, NoAveraging, Optimizer, onepass
 from fiberdp.types import Noise, Release
 from test_run_directory import Crash, CrashAfter, contents, recipe, refused, rows
 
@@ -75,7 +74,7 @@ def test_averaging_changes_neither_theta_nor_d():
 def test_blocks_change_no_average(monkeypatch):
     whole = optimizer(EMAWeights(decay=0.9))
     drive(whole, 4)
-    monkeypatch.setattr(optimizer_module, "BLOCK", 7)
+    monkeypatch.setattr(onepass, "BLOCK", 7)
     cut = optimizer(EMAWeights(decay=0.9))
     drive(cut, 4)
     assert torch.equal(cut.theta_bar, whole.theta_bar)

@@ -13,7 +13,7 @@ import torch
 from scipy import linalg, signal
 
 from fiberdp.filters import EMA, LTI, AlphaBeta, Identity, Innovation, Kalman, KalmanAuto, LowPass
-from fiberdp.filters.kalman_auto import Tuned
+from fiberdp.filters.kalman_auto import Tuned, _variances
 from fiberdp.linear import StateSpace
 from fiberdp.types import Noise
 from grid import CASES, LEARNING, TRACKING, memory, run
@@ -524,3 +524,10 @@ def test_few_coordinates_are_all_looked_at():
     assert KalmanAuto().begin(7)["level"].shape[1] == 7
     assert KalmanAuto(samples=64).begin(1000)["level"].shape[1] == 64
     assert isinstance(KalmanAuto().tuned(KalmanAuto().begin(7)), Tuned)
+
+
+@pytest.mark.parametrize("noise", [Noise(0.1, a=(1.0, -0.5, 0.2)), Noise(0.1, b=(2.0, 1.0, 0.3), a=(2.0, -0.4)), Noise(0.1)])
+def test_running_variance_of_correlated_noise_is_the_sum_over_the_impulse_response(noise):
+    """Asked in any order, as by a run that is resumed."""
+    for t in (5, 0, 40, 39):
+        assert _variances(noise.b, noise.a)(t) == pytest.approx(sum(k * k for k in noise.impulse_response(t + 1)), rel=1e-15)

@@ -7,12 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fiberdp._random import Keys
+from fiberdp._threads import one_thread
 from fiberdp.filters import EMA, Identity, Innovation, Kalman, KalmanAuto
 from fiberdp.methods import METHODS, Method, method
 from fiberdp.moments import CALIBRATIONS, Exact, NoCorrection, Raw, Steady
-from fiberdp.optim import SGD, AdamW, Constant, EMAWeights, Optimizer, WarmupCosine, fused
-from fiberdp.optim import optimizer as optimizer_module
+from fiberdp.optim import SGD, AdamW, Constant, EMAWeights, Optimizer, WarmupCosine, fused, onepass
 from fiberdp.reference import dp_adambc
 from fiberdp.scaling import SecondMoment
 from fiberdp.types import Noise, Release
@@ -136,7 +138,7 @@ def test_d_of_a_step_with_zero_gradient_is_the_decay_alone():
 @pytest.mark.parametrize("name", METHODS)
 def test_block_wise_update_is_the_update_of_one_block_bit_for_bit(name, block, monkeypatch):
     whole = trajectory(make_method(name), gradients(8), SIGMA_W)
-    monkeypatch.setattr(optimizer_module, "BLOCK", block)
+    monkeypatch.setattr(onepass, "BLOCK", block)
     assert torch.equal(trajectory(make_method(name), gradients(8), SIGMA_W), whole)
 
 
@@ -151,6 +153,66 @@ def test_a_step_changes_theta_in_place_and_leaves_the_release_alone(name):
     assert optimizer.theta is theta
     assert theta.data_ptr() == address
     assert not torch.equal(theta, start())
+
+
+class Largest(TorchDispatchMode):
+    """The largest new memory, in elements, that an operation of this thread asks for; memory in `known` is not new."""
+
+    def __init__(self, *known):
+        super().__init__()
+        self.known, self.size = {t.untyped_storage().data_ptr() for t in known}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for t in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in self.known:
+                self.size = max(self.size, t.untyped_storage().nbytes() // t.element_size())
+        return result
+
+
+@pytest.mark.parametrize("name", ["fiber", "dp-adamw", "disk-corr", "dp-sgd"])
+def test_a_step_with_its_noise_needs_no_vector_beside_the_state_not_even_for_a_while(name):
+    """The vectors are those of the paper, and no temporary is longer than a block or a chunk; one of size d is seen."""
+    d = 3 * onepass.BLOCK + 5
+    expected = {
+        "fiber": {"theta", "d", "g_tilde", "r", "m", "v"}, "dp-adamw": {"theta", "d", "m", "v"},
+        "disk-corr": {"theta", "d", "g_tilde", "m", "v"}, "dp-sgd": {"theta", "d", "m"},
+    }[name]  # fmt: skip
+    m = method(name)
+    optimizer = Optimizer(
+        torch.zeros(d), filter=m.filter, calibration=m.calibration, update=m.update, schedule=m.schedule, steps=9, compiled=False
+    )
+    g, noise = torch.ones(d), Keys.seeded(0).stream("noise")
+    optimizer.step(Release(g, Noise(SIGMA_W)))  # the state is made here
+    state = optimizer.state_dict()
+    assert {key for key, value in state.items() if value.numel() == d} == expected
+    with one_thread(), Largest(g, *state.values()) as largest:
+        noise.add_normal_(g, step=0, scale=SIGMA_W)
+        optimizer.step(Release(g, Noise(SIGMA_W)))
+        assert 0 < largest.size <= 3 * onepass.BLOCK  # the scratch of the noise holds three halves
+        torch.add(g, 1)
+        assert largest.size == d
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_the_update_without_changing_a_bit(threads):
+    """d of 6 blocks and a crumb, so that helpers take part; an averaging, scaling and two groups that learn go along."""
+    d, ends, before = 6 * onepass.BLOCK + 11, [], torch.get_num_threads()
+    g = SIGMA_W * gradients(3, d).float()
+    for count in (1, threads):
+        torch.set_num_threads(count)
+        try:
+            optimizer = Optimizer(
+                start(d).float(), filter=KalmanAuto(), calibration=Exact(), update=AdamW(lr=0.03), schedule=Constant(), steps=3,
+                groups=[slice(0, 7), slice(7, d)], averaging=EMAWeights(decay=0.9), scaling=SecondMoment(), compiled=False,
+            )  # fmt: skip
+            for row in g:
+                scale = optimizer.scale
+                optimizer.step(Release(row if scale is None else row * scale, Noise(SIGMA_W), scale))
+        finally:
+            torch.set_num_threads(before)
+        ends.append(optimizer.state_dict())
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
 
 # Resuming
@@ -353,8 +415,8 @@ def test_the_generated_function_does_what_the_lines_say(filter, calibration, opt
 
 def test_a_large_model_is_compiled_and_a_small_one_is_not(monkeypatch):
     asked = []
-    monkeypatch.setattr(optimizer_module, "fused", lambda function: asked.append(function))
-    make(AdamW(lr=1e-3), theta=torch.zeros(optimizer_module.COMPILE_FROM))
+    monkeypatch.setattr(onepass, "fused", lambda function: asked.append(function))
+    make(AdamW(lr=1e-3), theta=torch.zeros(onepass.COMPILE_FROM))
     make(AdamW(lr=1e-3))
     assert len(asked) == 1
 

@@ -12,9 +12,11 @@ float64, in segments of 2S elements, S = 512; with a_p = word p and b_p = word S
     z_p     = sqrt(-2 log u_p) cos(phi_p)
     z_{S+p} = sqrt(-2 log u_p) sin(phi_p)
 
-A 24-bit u would end the tail at 5.8 standard deviations, which a small delta notices.  On one kind of machine
-the normals are equal to the last bit for any slicing and any number of threads; between kinds (another
-vector library) the words are equal and the normals agree to about 1e-15.
+A 24-bit u would end the tail at 5.8 standard deviations, which a small delta notices.  The square root is taken as
+1 / (1 / sqrt), within 2 units in the last place.  On one machine with one version of torch the normals are equal to
+the last bit for any slicing, any vector length and any number of threads: there is one way of computing them, and
+which thread computes a segment does not show.  Elsewhere (another vector library) the words are equal and the
+normals agree to about 1e-15.
 
 Guarantee: with `Keys.secret()` the words cannot be told from independent fair bits without the key, as long
 as AES-256 is a good block cipher.  `Keys.seeded` is reproducible, and private against nobody who can guess
@@ -27,8 +29,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -36,13 +37,14 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
+from fiberdp._threads import one_thread, share
 from fiberdp._validate import choice, count, interval
 
 # Written into every saved run: a number never changes its meaning.
 STREAMS: dict[str, int] = {"data": 1, "noise": 2, "model": 3, "audit": 4, "receipt": 5, "augmentation": 6}
 
 _S = 512  # pairs in a segment; changing it changes every seeded run
-_CHUNK = 256  # segments worked on at a time: enough to hide the cost of a call, 7 MiB of scratch
+_CHUNK = 128  # segments worked on at a time: enough to hide the cost of a call, 1.3 MiB of scratch
 _ZEROS = bytes(1 << 16)  # plaintext of the counter mode, small enough to stay in the nearest cache
 _MAX_STEP, _MAX_STOP = 2**48, 2**62
 
@@ -137,9 +139,7 @@ class Stream:
         _check(step, start, stop)
         _check_dtype(dtype)
         out = torch.empty(stop - start, dtype=dtype, device="cpu")
-        with one_thread():
-            for at, z in self._normals(step, start, stop, 1.0):
-                out[at : at + len(z)].copy_(z)
+        self._normals(step, start, stop, 1.0, dtype, lambda part, z: out[part].copy_(z))
         return out
 
     def add_normal_(self, out: Tensor, *, step: int, scale: float, start: int = 0) -> Tensor:
@@ -159,23 +159,15 @@ class Stream:
         interval("scale", scale, 0, math.inf, open_high=True, why="It is the std of the noise.")
         if scale == 0:
             return out
-        with one_thread():
-            for at, z in self._normals(step, start, start + len(out), scale):
-                part = out[at : at + len(z)]
-                if out.device.type != "cpu":
-                    part.add_(z.to(out.dtype).to(out.device))
-                elif out.dtype == torch.float64:
-                    part.add_(z)
-                else:  # adding float64 to float32 directly takes twice as long
-                    part.add_(_scratch.rounded[: len(z)].copy_(z))
+        self._normals(step, start, start + len(out), scale, out.dtype, lambda part, z: out[part].add_(z.to(out.device)))
         return out
 
     def seed(self, step: int) -> int:
         """A seed in [0, 2**63) for torch's own generators (dropout), from word 0 of this step."""
         return int(self.bits(step, 0, 1)) & (2**63 - 1)
 
-    def _normals(self, step: int, start: int, stop: int, scale: float) -> Iterator[tuple[int, Tensor]]:
-        """Yield (at, scale * z[start + at : ...]) in float64, in order; each z is overwritten by the next.
+    def _normals(self, step: int, start: int, stop: int, scale: float, dtype: torch.dtype, use: Callable[[slice, Tensor], object]) -> None:
+        """use(part, scale * z[start:stop][part]), rounded once to dtype, for parts that cover the slice; the memory is used again.
 
         Segments are computed whole, whatever part of them is asked for, so that an element always stands at
         the same place of a vector register and a last bit cannot depend on the slice.
@@ -183,15 +175,17 @@ class Stream:
         if start == stop:
             return
         first, last = start // (2 * _S), -(-stop // (2 * _S))
-        _scratch.reserve(min(_CHUNK, last - first))
-        encryptor = self._encryptor(step, first * _S)
-        for segment in range(first, last, _CHUNK):
+
+        def chunk(segment: int) -> None:
             n = min(_CHUNK, last - segment)
-            words = _keystream(encryptor, _scratch.buffer, 16 * _S * n).view(n, 2, _S)
-            z = _box_muller(words, scale, _scratch.u[:n], _scratch.phi[:n], _scratch.z[:n]).view(-1)
-            base = segment * 2 * _S
-            low, high = max(start, base), min(stop, base + len(z))
-            yield low - start, z[low - base : high - base]
+            with _scratch(n) as lent:
+                _keystream(self._encryptor(step, segment * _S), lent.buffer, 16 * _S * n)
+                z = lent.normals(n, scale, dtype)
+                base = segment * 2 * _S
+                low, high = max(start, base), min(stop, base + len(z))
+                use(slice(low - start, high - start), z[low - base : high - base])
+
+        share(chunk, range(first, last, _CHUNK))
 
     def _encryptor(self, step: int, block: int):
         counter = STREAMS[self.name].to_bytes(2, "big") + step.to_bytes(6, "big") + block.to_bytes(8, "big")
@@ -213,52 +207,58 @@ def _keystream(encryptor, buffer: bytearray, size: int) -> Tensor:
     return torch.frombuffer(buffer, dtype=torch.int64)[: size // 8]
 
 
-def _box_muller(words: Tensor, scale: float, u: Tensor, phi: Tensor, z: Tensor) -> Tensor:
-    """Fill z [n, 2, S] from words [n, 2, S]; words[:, 0] is overwritten, u and phi [n, S] are scratch."""
-    u.copy_(words[:, 0].bitwise_or_(1)).abs_().mul_(2.0**-63)
-    radius = u.log_().mul_(-2.0).sqrt_().mul_(scale)
-    phi.copy_(words[:, 1]).mul_(math.pi * 2.0**-63)
-    torch.cos(phi, out=z[:, 0]).mul_(radius)
-    torch.sin(phi, out=z[:, 1]).mul_(radius)
-    return z
+def _box_muller(words: Tensor, scale: float, radius: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Fill cos and sin [n, S], the two halves of each segment, from words [n, 2, S]; words[:, 0] is overwritten, radius is scratch.
 
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Keep torch from splitting operations between threads, for this block.
-
-    Ours are so short that threads meet every few microseconds: on a busy machine that costs ten times what it
-    saves, and a forked child would wait for ever for threads that fork did not copy.
+    The cost is that of the logarithm, the cosine and the sine.  1/sqrt and a division are quicker than torch's own sqrt (4 to 5 % of
+    the whole), and u = 1 is no exception: scale / (1 / sqrt(0)) = 0.
     """
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    radius.copy_(words[:, 0].bitwise_or_(1)).abs_().mul_(2.0**-63).log_().mul_(-2.0).rsqrt_()
+    torch.div(torch.tensor(scale, dtype=torch.float64, device="cpu"), radius, out=radius)
+    sin.copy_(words[:, 1]).mul_(math.pi * 2.0**-63)
+    torch.cos(sin, out=cos).mul_(radius)
+    sin.sin_().mul_(radius)
 
 
-class _Scratch(threading.local):
-    """Work memory of one thread, kept between calls: fresh pages would cost as much as the arithmetic."""
+class _Scratch:
+    """Work memory of one thread at a time, kept between calls: fresh pages would cost as much as the arithmetic."""
 
-    segments = 0
-
-    def reserve(self, segments: int) -> None:
-        if segments <= self.segments:
-            return
+    def __init__(self, segments: int) -> None:
         self.segments = segments
         self.buffer = bytearray(16 * _S * segments + 16)
         # tensors born in inference mode could not be written to outside it
         with torch.inference_mode(False):
-            self.u, self.phi = torch.empty(2, segments, _S, dtype=torch.float64, device="cpu")
-            self.z = torch.empty(segments, 2, _S, dtype=torch.float64, device="cpu")
-            self.rounded = torch.empty(segments * 2 * _S, dtype=torch.float32, device="cpu")
+            self.words = torch.frombuffer(self.buffer, dtype=torch.int64)[: 2 * _S * segments].view(segments, 2, _S)
+            self.pairs = torch.empty(3, segments, _S, dtype=torch.float64, device="cpu")
+            # once the words are used up, their memory takes the normals
+            self.ordered = {dtype: self.words.view(dtype).view(-1)[: 2 * _S * segments] for dtype in (torch.float32, torch.float64)}
+
+    def normals(self, segments: int, scale: float, dtype: torch.dtype) -> Tensor:
+        """The normals of the words in `buffer`, in the order of the stream."""
+        radius, cos, sin = self.pairs[:, :segments]
+        _box_muller(self.words[:segments], scale, radius, cos, sin)
+        z = self.ordered[dtype][: 2 * _S * segments]
+        z.view(segments, 2, _S)[:, 0].copy_(cos)
+        z.view(segments, 2, _S)[:, 1].copy_(sin)
+        return z
 
 
-_scratch = _Scratch()
+_idle: list[_Scratch] = []  # as many as there ever were threads at once
+
+
+@contextmanager
+def _scratch(segments: int) -> Iterator[_Scratch]:
+    """Lend one that is big enough."""
+    try:
+        lent = _idle.pop()
+    except IndexError:
+        lent = _Scratch(segments)
+    if lent.segments < segments:
+        lent = _Scratch(segments)
+    try:
+        yield lent
+    finally:
+        _idle.append(lent)
 
 
 def _check(step: int, start: int, stop: int) -> None:

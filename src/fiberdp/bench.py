@@ -4,6 +4,7 @@
     |--------|----------------------------------|----------------------------------------------------------------------|
     | update | adamw-fused                      | torch's fused AdamW on one vector of `elements` floats, the baseline |
     | update | fiber, kalman, kalman_auto, …    | filter + calibration + AdamW + d on the same vector, noise excluded  |
+    | update | normal_                          | torch's own float32 normals for the vector (one thread, no key)      |
     | update | noise                            | white noise for the vector                                           |
     | update | noise-banded-16, reads-16        | banded noise with 16 bands; reading 16 such vectors once             |
     | update | noise+fiber                      | noise and update together                                            |
@@ -90,6 +91,7 @@ def update_variants(elements: int) -> dict[str, Variant]:
         "adamw-fused": baseline.step,
         "fiber": lambda: fiber.step(release),
         **{name: (lambda o=o: o.step(release)) for name, o in others.items()},
+        "normal_": white.normal_,
         "noise": lambda: stream.add_normal_(white, step=0, scale=1.0),
         "noise+fiber": noise_and_fiber,
         f"reads-{bands}": reads,

@@ -9,7 +9,10 @@ post-processing and costs no privacy.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,11 +64,16 @@ class Noise:
         >>> Noise(1.0, a=(1.0, -0.5)).impulse_response(4)
         (1.0, 0.5, 0.25, 0.125)
         """
-        k: list[float] = []
-        for j in range(length):
-            recursive = sum(self.a[i] * k[j - i] for i in range(1, min(j, len(self.a) - 1) + 1))
-            k.append(((self.b[j] if j < len(self.b) else 0.0) - recursive) / self.a[0])
-        return tuple(k)
+        return tuple(islice(self.coefficients(), length))
+
+    def coefficients(self) -> Iterator[float]:
+        """k_0, k_1, … without end, each from the last len(a) - 1."""
+        before: deque[float] = deque(maxlen=len(self.a) - 1)  # k_{j-1}, k_{j-2}, …
+        for j in count():
+            recursive = sum(a * k for a, k in zip(self.a[1:], before))
+            k = ((self.b[j] if j < len(self.b) else 0.0) - recursive) / self.a[0]
+            before.appendleft(k)
+            yield k
 
 
 @dataclass(frozen=True)

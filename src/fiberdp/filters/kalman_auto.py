@@ -23,8 +23,11 @@ input (`tuned`), and the exact calibration holds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate, islice
+from threading import Lock
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -121,7 +124,7 @@ class KalmanAuto(Filter):
 
     def learn(self, memory: Memory, g: Tensor, noise: Noise, t: int) -> Memory:
         """What is known after release t of the group, Tensor[size], which carried `noise`."""
-        R = noise.std**2 * sum(k * k for k in noise.impulse_response(t + 1)) if not noise.white else noise.std**2
+        R = noise.std**2 if noise.white else noise.std**2 * _variances(noise.b, noise.a)(t)
         if R == 0:
             return memory
         models, walks = self.models
@@ -182,6 +185,19 @@ class KalmanAuto(Filter):
             alpha, beta = p / (p + R), c / (p + R)
             p, c, q = (1 - alpha) * p, (1 - alpha) * c, q - beta * c
         return [float(K), float(alpha), float(beta), float(weight[rw].sum() / weight.sum())], np.array([K * R, p, c, q])
+
+
+@lru_cache(maxsize=8)
+def _variances(b: tuple[float, ...], a: tuple[float, ...]) -> Callable[[int], float]:
+    """t -> Sum_{j <= t} k_j^2, the variance of x_t for unit z (`Noise`); the next step costs one coefficient, not t of them."""
+    found, rest, asking = [], accumulate(k * k for k in Noise(1.0, b, a).coefficients()), Lock()
+
+    def variance(t: int) -> float:
+        with asking:
+            found.extend(islice(rest, max(0, t + 1 - len(found))))
+        return found[t]
+
+    return variance
 
 
 def _seen(variance: float, samples: int) -> float:

@@ -12,14 +12,14 @@ For a banded C, w is the past noise x; for a banded C^{-1} it is the past z.  BL
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from fiberdp import _validate
-from fiberdp._random import one_thread
+from fiberdp._threads import share
 from fiberdp.mechanisms.gaussian import check_noise, refuse_unclipped
 from fiberdp.mechanisms.strategies import Strategy
 from fiberdp.types import ClippedSum, Noise, Release
@@ -95,7 +95,8 @@ class CorrelatedGaussian:
         a, b = ([x / self.strategy.a[0] for x in (*part, *[0.0] * order)] for part in (self.strategy.a, self.strategy.b))
         recursive, moving = (memory.new_tensor([part[j] for j in age]) for part in (a, b))
         oldest = memory[step % order] if order else None
-        for block, w in _blocks(total, stream, step):
+
+        def add(block: slice, w: Tensor) -> None:
             past = memory[:, block].t()
             if len(self.strategy.a) > 1:
                 torch.addmv(w, past, recursive, alpha=-1, out=w)  # one pass over the memory
@@ -105,23 +106,25 @@ class CorrelatedGaussian:
             if oldest is not None:
                 oldest[block] = w  # read for the last time, it makes room
 
+        _in_blocks(add, total, stream, step)
+
     def _add_buffered(self, total: Tensor, stream: Stream, step: int, memory: Tensor, std: float) -> None:
-        for block, x in _blocks(total, stream, step):
+        def add(block: slice, x: Tensor) -> None:
             for s, (_, omega) in zip(memory, self.strategy.buffers, strict=True):
                 x.add_(s[block], alpha=-omega)
             total[block].add_(x, alpha=std)
             for s, (theta, _) in zip(memory, self.strategy.buffers, strict=True):
                 s[block].mul_(theta).add_(x)
 
+        _in_blocks(add, total, stream, step)
 
-def _blocks(total: Tensor, stream: Stream, step: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (where, z_t there), in order; each z is overwritten by the next.
 
-    One thread, as for the noise itself: on blocks this short two would spend their time waiting for each other.
-    """
-    scratch = total.new_empty(min(BLOCK, len(total)))
-    with one_thread():
-        for start in range(0, len(total), BLOCK):
-            block = slice(start, min(start + BLOCK, len(total)))
-            z = scratch[: block.stop - start].zero_()
-            yield block, stream.add_normal_(z, step=step, start=start, scale=1.0)
+def _in_blocks(add: Callable[[slice, Tensor], None], total: Tensor, stream: Stream, step: int) -> None:
+    """add(where, z_t there) for blocks that cover `total`, several at once; z_t may be overwritten."""
+
+    def block(start: int) -> None:
+        where = slice(start, min(start + BLOCK, len(total)))
+        z = total.new_zeros(where.stop - start)
+        add(where, stream.add_normal_(z, step=step, start=start, scale=1.0))
+
+    share(block, range(0, len(total), BLOCK))

@@ -1,70 +1,22 @@
-"""filter -> moments -> update -> theta, d: everything right of the gate, in one pass over memory.
+"""filter -> moments -> update -> theta, d: everything right of the gate, and the state it keeps between steps.
 
-The state is a few vectors named by their symbols (theta, d, g_tilde, r, m, v) and the step t; it is a function of the
-releases alone, so it may be published with them.
+The pass over the vectors is in `onepass.py`.  The state is a few vectors named by their symbols (theta, d, g_tilde, r, m, v) and the
+step t; it is a function of the releases alone, so it may be published with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fiberdp.optim.averaging import NoAveraging
-from fiberdp.optim.fused import fused
-from fiberdp.types import Noise, Release
-
-BLOCK = 2**17  # elements updated at a time: state and temporaries of one block stay in the L2 cache
-COMPILE_FROM = 2**20  # elements: below, one pass takes less time than starting a compiled function is worth
-
-Scalars = dict[str, Any]
-"""A calibration's state: a few numbers, the same for every coordinate of a group (and P, a vector, where gradients are scaled)."""
-
-
-class Filter(Protocol):
-    @property
-    def learns(self) -> bool: ...
-    def init(self, g: Tensor) -> dict[str, Tensor]: ...
-    def gains(self, t: int | None) -> tuple[Any, ...]: ...
-    def system(self, t: int | None) -> Any: ...
-
-
-class Calibration(Protocol):
-    @property
-    def state_names(self) -> tuple[str, ...]: ...
-    def correction(
-        self, noise: Noise, system: Any, settled: Any, t: int, beta2: float, state: Scalars, spread: Tensor | None = None
-    ) -> tuple[Any, Scalars]: ...
-
-
-class Update(Protocol):
-    state_names: ClassVar[tuple[str, ...]]
-
-    @property
-    def lr(self) -> float: ...
-    def coefficients(self, t: int, lr: float) -> tuple[float, ...]: ...
-    @property
-    def update(self) -> Callable[..., None]: ...
-
-
-class Schedule(Protocol):
-    def factor(self, t: int, steps: int) -> float: ...
-
-
-class Scaling(Protocol):
-    def init(self, theta: Tensor) -> dict[str, Tensor]: ...
-    def update(self, g: Tensor, state: dict[str, Tensor]) -> None: ...
-    def scale(self, state: dict[str, Tensor]) -> Tensor | None: ...
-
-
-class Averaging(Protocol):
-    def init(self, theta: Tensor) -> dict[str, Tensor]: ...
-    def weight(self, t: int) -> float: ...
-    def update(self, theta: Tensor, state: dict[str, Tensor], weight: float) -> None: ...
-    def average(self, state: dict[str, Tensor]) -> Tensor | None: ...
+from fiberdp.optim.onepass import OnePass, Vectors
+from fiberdp.optim.parts import Averaging, Calibration, Filter, Scalars, Scaling, Schedule, Update
+from fiberdp.types import Release
 
 
 class Optimizer:
@@ -109,7 +61,7 @@ class Optimizer:
         self.scaling = scaling
         self.scaling_state = scaling.init(theta) if scaling else {}
         self._corrections: list[Any] = []
-        self._advance, self._block = self._pass(len(theta) >= COMPILE_FROM if compiled is None else compiled)
+        self._advance = OnePass(filter, update, self.averaging, scaling, size=len(theta), compiled=compiled)
 
     @property
     def lr(self) -> float:
@@ -129,21 +81,14 @@ class Optimizer:
         coefficients = self.rule.coefficients(t, self.lr)
         self._corrections = []
         spread = _variances(scale, g) if self.scaling_state else None
+        vectors = Vectors(self.theta, g, self.d, self.filter_state, self.moments, self.averaging_state, self.scaling_state, scale)
         for i, group in enumerate(self.groups):
             now = self.filter.tuned(self.learned[i]) if self.learned else self.filter  # pyright: ignore
             correction, self.calibration_state[i] = self.calibration.correction(
                 noise, now.system(t), now.system(None), t, beta2, self.calibration_state[i], None if spread is None else spread[group]
             )
             self._corrections.append(correction)
-            gains = now.gains(t)
-            for start in range(group.start, group.stop, self._block):
-                part = slice(start, min(start + self._block, group.stop))
-                self._advance(
-                    self.theta[part], g[part], self.d[part], _of(self.filter_state, part), _of(self.moments, part),
-                    _of(self.averaging_state, part), _of(self.scaling_state, part), None if scale is None else scale[part],
-                    gains, coefficients, _within(correction, slice(part.start - group.start, part.stop - group.start)),
-                    self.averaging.weight(t),
-                )  # fmt: skip
+            self._advance(vectors.part(group), now.gains(t), coefficients, correction, self.averaging.weight(t))
             if self.learned:
                 self.learned[i] = self.filter.learn(self.learned[i], g[group], noise, t)  # pyright: ignore
         self.t += 1
@@ -213,29 +158,6 @@ class Optimizer:
         parts = {"calibration": self.calibration_state, "filter": self.learned}
         return {_name(part, key, i): value for part, states in parts.items() for i, s in enumerate(states) for key, value in s.items()}
 
-    def _pass(self, compiled: bool) -> tuple[Callable[..., None], int]:
-        """The function that advances a slice, and the size of the slices it is given."""
-        recursion, rule, averaging, scaling = type(self.filter).recursion, self.rule, self.averaging, self.scaling  # pyright: ignore
-
-        def advance(
-            theta: Tensor, g: Tensor, d: Tensor, held: dict[str, Tensor], moments: dict[str, Tensor], averages: dict[str, Tensor],
-            scales: dict[str, Tensor], scale: Tensor | None, gains: Any, coefficients: Any, correction: Any, weight: float,
-        ) -> None:  # fmt: skip
-            g_tilde, new = recursion(g, held, *gains)
-            if scale is not None:  # undone here, so that the filter saw the same noise in every coordinate
-                g_tilde = g_tilde / scale
-            if scaling is not None:
-                scaling.update(g if scale is None else g / scale, scales)
-            d.copy_(theta)
-            rule.update(theta, g_tilde, moments, *coefficients, correction)
-            torch.sub(theta, d, out=d)
-            averaging.update(theta, averages, weight)
-            for name, value in new.items():
-                held[name].copy_(value)
-
-        generated = fused(advance) if compiled else None
-        return (advance, BLOCK) if generated is None else (generated, len(self.theta))
-
 
 def _of(vectors: dict[str, Tensor], part: slice) -> dict[str, Tensor]:
     return {name: vector[part] for name, vector in vectors.items()}
@@ -244,13 +166,6 @@ def _of(vectors: dict[str, Tensor], part: slice) -> dict[str, Tensor]:
 def _variances(scale: Tensor | None, g: Tensor) -> Tensor:
     """By what the variance of the noise in each coordinate differs, once the scaling is undone."""
     return torch.ones_like(g) if scale is None else scale.double().pow(-2).to(scale.dtype)
-
-
-def _within(correction: Any, part: slice) -> Any:
-    """The part of a correction whose numbers are vectors."""
-    if correction is None:
-        return None
-    return type(correction)(*(x[part] if isinstance(x, Tensor) and x.dim() else x for x in correction))
 
 
 def _name(part: str, key: str, group: int) -> str:
