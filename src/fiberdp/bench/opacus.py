@@ -45,7 +45,8 @@ def private_step(model: Model, batch_size: int, mode: str, noise_multiplier: flo
         from opacus.validators.errors import UnsupportedError
     except ImportError as error:
         raise Unavailable("opacus is not installed (pip install fiberdp[opacus])") from error
-    module, batch, losses = model.new(), model.batch(batch_size), _Losses(model.loss_fn)
+    module, batch = model.new(), model.batch(batch_size)
+    losses: Any = _Losses(model.loss_fn)  # Opacus declares nn.CrossEntropyLoss and takes any callable
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch), batch_size=batch_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that secure mode is off
