@@ -37,7 +37,8 @@ def bench(
 
     seconds: median over `rounds` interleaved rounds, after two that are not counted.  ratio: median of the ratios to the baseline of the
     same round (`nonprivate`: forward and backward).  spread: half the interquartile range of that ratio.  kernel_*: forward, backward and
-    clipping alone, of our variants.  peak_mib: see `memory`.  skipped: why a row has no numbers, else None.
+    clipping alone, of our variants.  peak_mib: see `memory`; None where its process failed, and `progress` is told why.  skipped: why a
+    row has no numbers, else None.
     elements: length of model `update`, which has variants of its own.  batch_size: instead of each model's own.
     Raises ValueError for a model or variant that does not exist.
     """
@@ -59,7 +60,10 @@ def bench(
         for found in rows:
             if found["model"] != "update" and not found["skipped"]:
                 progress(f"{found['model']}: memory of {found['variant']}")
-                found["peak_mib"] = peak_mib(found["model"], found["variant"], found["batch_size"])
+                try:
+                    found["peak_mib"] = peak_mib(found["model"], found["variant"], found["batch_size"])
+                except RuntimeError as error:  # most likely killed for want of memory: what was timed is worth keeping
+                    progress(str(error))
     return {
         "rows": rows,
         "ablations": [],
