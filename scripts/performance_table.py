@@ -155,13 +155,21 @@ def _show(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
+def _caveats(found: dict) -> list[str]:
+    """How much of the run is too noisy to be read closely, and what whoever keeps the figures knows against them (`caveats`)."""
+    rows = [row for row in found["rows"] if row["seconds"] is not None and row["ratio"] != 1.0]
+    noisy = sum(row["spread"] > row["ratio"] / 4 for row in rows)
+    told = [f"{noisy} of {len(rows)} ratios have a ± above a quarter of themselves: do not read those closely."] if noisy else []
+    return [f"\n**Caveat.** {text}" for text in (*told, *found["caveats"])]
+
+
 def page(found: dict) -> str:
     figures, versions = Figures(found), found["versions"]
     where = (
         f"Measured on {versions['machine']}, {found['threads']} threads, torch {versions['torch']}, opacus {versions['opacus']}, "
         f"Python {versions['python']}, float32, medians of {found['rounds']} rounds."
     )
-    lines = [INTRODUCTION, "", where, "", "## Beside the bounds", "", *summary(figures)]
+    lines = [INTRODUCTION, "", where, *_caveats(found), "", "## Beside the bounds", "", *summary(figures)]
     for model, rows in figures.rows.items():
         lines += [f"\n## {model}, batch {rows['nonprivate']['batch_size']}\n", *model_table(rows)]
     return "\n".join([*lines, *ablation_table(found["ablations"]), *update_table(found)]) + "\n"

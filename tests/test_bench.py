@@ -120,7 +120,7 @@ def test_the_json_contract(capsys):
     line = "bench --models mlp,update --variants one-point-vmap --batch-size 2 --elements 1000 --rounds 1 --no-memory --json"
     assert main(line.split()) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found.keys() == {"rows", "ablations", "elements", "rounds", "threads", "versions"}
+    assert found.keys() == {"rows", "ablations", "caveats", "elements", "rounds", "threads", "versions"}
     assert all(row.keys() == KEYS for row in found["rows"])
     assert [(row["model"], row["variant"]) for row in found["rows"][:3]] == [
         ("mlp", "nonprivate"), ("mlp", "one-point-vmap"), ("update", "adamw-fused"),
@@ -196,6 +196,15 @@ def test_a_bound_that_is_not_met_says_by_how_much():
     assert "| one-point step / Opacus's best, geometric mean | 0.60 | ≤ 0.75 | yes | all |" in lines
     assert "| two-point peak memory / plain, largest | 3.00 | ≤ 2.00 | no, 50 % above | cnn5 |" in lines
     assert "| two-point step in bf16 / Opacus's best, geometric mean | not measured | ≤ 0.85 | | |" in lines
+
+
+def test_noisy_ratios_and_known_faults_of_a_run_are_told():
+    module = script("performance_table")
+    rows = [{"seconds": 1.0, "ratio": ratio, "spread": spread} for ratio, spread in ((1.0, 0.0), (2.0, 0.4), (2.0, 0.6))]
+    lines = module._caveats({"rows": rows, "caveats": ["The machine was busy."]})
+    assert lines[0].startswith("\n**Caveat.** 1 of 2 ratios")
+    assert lines[1] == "\n**Caveat.** The machine was busy."
+    assert module._caveats({"rows": rows[:2], "caveats": []}) == []
 
 
 def test_ablations_are_shown_with_and_without():

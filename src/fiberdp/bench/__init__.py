@@ -67,6 +67,7 @@ def bench(
     return {
         "rows": rows,
         "ablations": [],
+        "caveats": [],
         "elements": elements,
         "rounds": rounds,
         "threads": torch.get_num_threads(),
