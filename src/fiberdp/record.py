@@ -52,7 +52,7 @@ def _finite(value: Any) -> Any:
 
 def versions() -> dict[str, str]:
     """What the numbers depend on: packages, Python, machine, and the commit where the package runs from a checkout."""
-    found = {name: _version(name) for name in ("torch", "numpy", "scipy", "dp-accounting", "cryptography", "safetensors")}
+    found = {name: package_version(name) for name in ("torch", "numpy", "scipy", "dp-accounting", "cryptography", "safetensors")}
     return {"fiberdp": __version__, **found, "python": platform.python_version(), "machine": _machine(), "commit": _commit()}
 
 
@@ -61,7 +61,7 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def _version(name: str) -> str:
+def package_version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -19,5 +19,5 @@ def keep_freed_memory() -> None:
             mallopt = ctypes.CDLL("libc.so.6").mallopt
         except (OSError, AttributeError):
             return
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_TRIM_THRESHOLD, -1)  # never; any other threshold is at most 2 GiB, which per-example gradients can exceed
         mallopt(M_MMAP_MAX, 0)

@@ -1,4 +1,4 @@
-"""fiberdp bench: what a step costs beside torch's own."""
+"""fiberdp bench: what a step costs beside a plain one and beside Opacus, and an update beside torch's own."""
 
 from __future__ import annotations
 
@@ -9,36 +9,58 @@ import typer
 
 
 def bench(
-    models: Annotated[str, typer.Option(help="Comma-separated: update.")] = "update",
+    models: Annotated[
+        str, typer.Option(help="Comma-separated: cnn5, wrn-16-4, mlp, vit-tiny, roberta-like, gpt2-like, update; all if left out.")
+    ] = "all",
+    variants: Annotated[str, typer.Option(help="Comma-separated: nonprivate, one-point-vmap, opacus-hooks, …; all if left out.")] = "all",
     elements: Annotated[int, typer.Option(help="Length of the vector of model update.")] = 20_000_000,
     rounds: Annotated[int, typer.Option(help="How often everything is timed.")] = 7,
+    batch_size: Annotated[int | None, typer.Option(help="Examples a step, instead of each model's own.")] = None,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too, each variant in a process of its own.")] = True,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Time the update beside torch's fused AdamW: one process, interleaved, medians, ratios."""
+    """Time whole private steps beside plain forward and backward: one process, interleaved, medians, ratios."""
+    from fiberdp.bench import MODELS, VARIANTS
     from fiberdp.bench import bench as measured
     from fiberdp.cli.allocator import keep_freed_memory
     from fiberdp.record import to_text
 
     keep_freed_memory()
     found = measured(
-        tuple(models.split(",")), elements=elements, rounds=rounds, progress=lambda line: print(line, file=sys.stderr, flush=True)
-    )
+        MODELS if models == "all" else models.split(","), tuple(VARIANTS) if variants == "all" else variants.split(","),
+        elements=elements, rounds=rounds, batch_size=batch_size, memory=memory,
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+    )  # fmt: skip
     if json:
         print(to_text(found))
-        return
+    else:
+        _show(found)
+
+
+def _show(found: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "variant", "ms", "ns an element", "ratio", "+-"):
-        table.add_column(name, justify="left" if name in ("model", "variant") else "right")
+    for name in ("model", "variant", "batch", "ms", "ratio", "+-", "kernel ratio", "peak MiB"):
+        table.add_column(name, justify="left" if name in ("model", "variant") else "right", no_wrap=True)
     for row in found["rows"]:
-        nanoseconds = 1e9 * row["seconds"] / found["elements"]
-        table.add_row(
-            row["model"], row["variant"], f"{1e3 * row['seconds']:.1f}", f"{nanoseconds:.2f}", f"{row['ratio']:.2f}", f"{row['spread']:.2f}"
-        )
+        numbers = [
+            _number(row["seconds"] and 1e3 * row["seconds"], ".1f"), _number(row["ratio"], ".2f"), _number(row["spread"], ".2f"),
+            _number(row["kernel_ratio"], ".2f"), _number(row["peak_mib"], ".0f"),
+        ]  # fmt: skip
+        table.add_row(row["model"], row["variant"], _number(row["batch_size"], "d"), *numbers)
     console = Console()
     console.print(table)
+    for row in found["rows"]:
+        if row["skipped"]:
+            console.print(f"{row['model']} {row['variant']}: {row['skipped']}", style="dim")
     console.print(
-        f"\n{found['elements']:,} floats, {found['threads']} threads, medians of {found['rounds']} interleaved rounds.", style="dim"
-    )
+        f"\n{found['threads']} threads, medians of {found['rounds']} interleaved rounds; ratios to nonprivate, forward and backward. "
+        f"Model update: {found['elements']:,} floats, ratios to adamw-fused.",
+        style="dim",
+    )  # fmt: skip
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
