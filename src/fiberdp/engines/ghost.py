@@ -17,6 +17,7 @@ from fiberdp import _tree
 from fiberdp.engines.capture import Capture, Ref, Site
 from fiberdp.engines.cost import materialised
 from fiberdp.engines.layers import plan_sites
+from fiberdp.engines.layers.conv import Conv, channels_last
 from fiberdp.engines.loss import Loss, random_state, saved_bytes
 from fiberdp.engines.parts import Dense, Outer, Part, Rows, Tied
 from fiberdp.engines.points import points
@@ -31,11 +32,12 @@ class GhostEngine:
 
     name: ClassVar[str] = "ghost"
 
-    def __init__(self, flat: FlatParameters, loss: Loss, *, memory_budget: int = 2**28) -> None:
+    def __init__(self, flat: FlatParameters, loss: Loss, *, memory_budget: int = 2**29) -> None:
         self.flat = flat
         self.loss = loss
         self.memory_budget = memory_budget
         self.sites: list[Site] | None = None
+        self._channels_last: set[str] = set()  # weights that are given in this memory format
 
     def micro_batch_size(self, row: Any, num_probes: int) -> int:
         """How many examples fit the memory budget: per example, what the graph of one point keeps and the factors of all points.
@@ -63,6 +65,9 @@ class GhostEngine:
                 return self.loss.at(views, _tree.to(_tree.zeros(row, rows), device), rows)
 
         self.sites = plan_sites(trace(run), views)
+        self._channels_last = {
+            site.weight.name for site in self.sites if isinstance(site, Conv) and site.function is torch.conv2d and site.weight
+        } & set(views)
         return self.sites
 
     def clipped_sum(
@@ -86,7 +91,7 @@ class GhostEngine:
             losses = values.view(examples, copies).mean(1) if losses is None else losses
         parts = self._parts(captures, examples)
         captures.clear()  # from here on only the parts hold what was captured
-        for name in materialised(parts, self.memory_budget):
+        for name in materialised(parts, self.memory_budget // 2):
             parts[name] = parts[name].dense()
         if scale is not None:
             by_name = self.flat.views(scale)
@@ -111,6 +116,8 @@ class GhostEngine:
         assert self.sites is not None
         rows = examples * self.loss.multiplicity
         views = self.flat.views(point)
+        for name in self._channels_last:
+            views[name] = channels_last(views[name])
         with random_state(seed, point.device), torch.enable_grad():  # the same dropout masks at every point
             with Capture(self.sites, views, weight, examples) as capture:
                 losses = self.loss.at(views, batch, rows)

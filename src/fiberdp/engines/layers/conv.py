@@ -1,4 +1,11 @@
-"""Convolutions: the per-example weight gradient is a convolution of inputs with output gradients, one group an example."""
+"""Convolutions: the per-example weight gradient, as one grouped convolution or as products with the windows of the input.
+
+    form      computation                                             used for
+    grouped   one convolution backward with b groups                  anything
+    windows   Sum_s B_s (window s of the input)^T, channels last      2-D, one group, not dilated, and few positions or few channels
+
+In channels-last memory a window is kh runs of kw C numbers, so it is copied at the speed of memory.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fiberdp.engines.capture import Capture, Record, Ref
 from fiberdp.engines.layers.linear import weighted_sum
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
     from fiberdp.engines.tracing import Call
 
 FUNCTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+MOST_POSITIONS, FEW_CHANNELS = 256, 4  # up to which windows are cheaper than a grouped convolution
+WINDOWS = 2**21  # numbers in the windows held at a time
 
 
 @dataclass
@@ -51,8 +61,13 @@ class Conv:
             inputs = [_wide(record.inputs[0]) for record in used]
             if used[0].fixed:
                 outputs, inputs = [(1.0, weighted_sum(outputs))], inputs[:1]
-            found.append((self.weight, Dense(per_example_weights(inputs, outputs, self.shape, self.geometry, self.batched.span))))
+            form = by_windows if self._few_windows(outputs[0][1]) else per_example_weights
+            found.append((self.weight, Dense(form(inputs, outputs, self.shape, self.geometry, self.batched.span))))
         return found
+
+    def _few_windows(self, output: Tensor) -> bool:
+        plain = self.function is torch.conv2d and self.geometry.groups == 1 and self.geometry.dilation == (1, 1)
+        return plain and (output.shape[2] * output.shape[3] <= MOST_POSITIONS or self.shape[1] <= FEW_CHANNELS)
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,43 @@ def per_example_weights(
         b * geometry.groups, [False, True, False],
     )  # fmt: skip
     return found.view(b, *shape)
+
+
+def by_windows(
+    inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, span: int
+) -> Tensor:
+    """The same for conv2d, from the windows of the input, a few examples at a time so that they stay in the cache."""
+    (q, c, kh, kw), b = shape, len(inputs[0]) // span
+    height, width = outputs[0][1].shape[2:]
+    total = inputs[0].new_empty(b, q, kh * kw * c)
+    at_a_time = max(1, WINDOWS // (span * height * width * kh * kw * c))
+    for first in range(0, b, at_a_time):
+        rows = slice(first * span, min(b, first + at_a_time) * span)
+        part = total[first : first + at_a_time]
+        for k, (x, (weight, gradient)) in enumerate(zip(inputs, outputs)):
+            v, h = geometry.padding
+            padded = F.pad(x[rows].permute(0, 2, 3, 1), (0, 0, h, h, v, v)).contiguous()
+            n, down, right, _ = padded.stride()
+            windows = padded.as_strided(
+                (len(padded), height, width, kh, kw * c), (n, down * geometry.stride[0], right * geometry.stride[1], down, 1)
+            ).reshape(len(part), -1, kh * kw * c)
+            left = gradient[rows].permute(0, 2, 3, 1).reshape(len(part), -1, q).transpose(1, 2)
+            if k == 0:
+                torch.bmm(left, windows, out=part)
+                if weight != 1:
+                    part.mul_(weight)
+            else:
+                part.baddbmm_(left, windows, alpha=weight)
+    return total.view(b, q, kh, kw, c).permute(0, 1, 4, 2, 3).contiguous()
+
+
+def channels_last(weight: Tensor) -> Tensor:
+    """A copy of a conv2d weight in channels-last memory, so that the result is too: pooling and norms then run several times faster.
+
+    With one channel the strides are set by hand, because torch takes ambiguous ones for channels first.
+    """
+    _, c, h, w = weight.shape
+    return weight.contiguous(memory_format=torch.channels_last).as_strided(weight.shape, (h * w * c, 1, w * c, c))
 
 
 def match(call: Call, refs: Refs) -> Conv | None:
