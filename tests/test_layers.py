@@ -43,7 +43,7 @@ class Model(nn.Module):
 
 
 def parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(*shape))
+    return nn.Parameter(torch.randn(shape))
 
 
 class Conv1D(nn.Module):
@@ -148,7 +148,7 @@ def group_norm(r):
 
 @case
 def group_norm_of_vectors(r):
-    return nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.Tanh()), (3,)
+    return nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(2, 8), nn.Tanh()), (3,)
 
 
 @case
@@ -506,7 +506,7 @@ def assert_close(flat, ours: Tensor, oracle: Tensor, tolerance: float) -> None:
     whole = float(oracle.double().norm())
     for name, right in flat.views(oracle.double()).items():
         error = float((flat.views(ours.double())[name] - right).norm())
-        assert error <= tolerance * max(float(right.norm()), 1e-3 * whole), (name, error / float(right.norm()), float(right.norm()) / whole)
+        assert error <= tolerance * max(float(right.norm()), 0.05 * whole), (name, error / float(right.norm()), float(right.norm()) / whole)
 
 
 def engines(name):
