@@ -15,11 +15,12 @@ from torch import Tensor
 
 from fiberdp import _tree
 from fiberdp.engines.capture import Capture, Ref, Site
+from fiberdp.engines.cost import materialised
 from fiberdp.engines.layers import plan_sites
-from fiberdp.engines.loss import Loss, random_state
+from fiberdp.engines.loss import Loss, random_state, saved_bytes
 from fiberdp.engines.parts import Dense, Outer, Part, Rows, Tied
 from fiberdp.engines.points import points
-from fiberdp.engines.sums import Clip, Tap, clip_factors
+from fiberdp.engines.sums import LARGEST_MICRO_BATCH, Clip, Tap, clip_factors
 from fiberdp.engines.tracing import trace
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
@@ -37,7 +38,19 @@ class GhostEngine:
         self.sites: list[Site] | None = None
 
     def micro_batch_size(self, row: Any, num_probes: int) -> int:
-        return 64
+        """How many examples fit the memory budget: per example, what the graph of one point keeps and the factors of all points.
+
+        A power of two, at most 256 rows of copies (or one example).  `row` is a batch of one example, read for its structure only.
+        """
+        if self.sites is None:
+            self.prepare(row)
+        copies, device = self.loss.multiplicity, self.flat.theta.device
+        blank = _tree.to(_tree.zeros(row, copies), device)
+        with saved_bytes(self.flat) as saved:
+            capture, _ = self._evaluate(self.flat.theta.detach(), 1.0, blank, 1, 0, 0.0)
+        factors = sum(t.nbytes for record in capture.records for t in (*record.inputs, *record.gradients) if t is not None)
+        fitting = min(LARGEST_MICRO_BATCH // copies, self.memory_budget // (saved[0] + min(num_probes, 2) * factors + 1))
+        return 1 << (max(1, fitting).bit_length() - 1)
 
     def prepare(self, row: Any) -> list[Site]:
         """Trace the loss on blank rows and choose a rule for every use of a parameter.  row: a batch of one example, for its structure."""
@@ -72,6 +85,9 @@ class GhostEngine:
             captures.append(capture)
             losses = values.view(examples, copies).mean(1) if losses is None else losses
         parts = self._parts(captures, examples)
+        captures.clear()  # from here on only the parts hold what was captured
+        for name in materialised(parts, self.memory_budget):
+            parts[name] = parts[name].dense()
         if scale is not None:
             by_name = self.flat.views(scale)
             parts = {name: Dense(part.dense().gradient * by_name[name]) for name, part in parts.items()}

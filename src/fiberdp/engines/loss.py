@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fiberdp import _tree
+from fiberdp.flat import FlatParameters
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -25,6 +26,24 @@ def random_state(seed: int, device: torch.device) -> Iterator[None]:
         if device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
         yield
+
+
+@contextmanager
+def saved_bytes(flat: FlatParameters) -> Iterator[list[int]]:
+    """[bytes] that autograd keeps for the backward pass of what runs in this context, without the parameters; filled in at its end."""
+    own = {p.untyped_storage().data_ptr() for p in flat.module.parameters()}
+    found: dict[int, int] = {}
+    total = [0]
+
+    def record(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+        yield total
+    total[0] = sum(found.values())
 
 
 class Loss(nn.Module):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fiberdp.flat import FlatParameters
 
+LARGEST_MICRO_BATCH = 256  # beyond it the working set leaves the cache and nothing gets faster
 BLOCK = 4096  # a float32 dot product over more than this loses digits, always downwards
 
 # Norms are inflated by this much, which covers every rounding between the true norm and the scaled gradient, so that a

@@ -10,13 +10,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fiberdp import _tree
-from fiberdp.engines.loss import Loss, random_state
+from fiberdp.engines.loss import Loss, random_state, saved_bytes
 from fiberdp.engines.points import points
-from fiberdp.engines.sums import Clip, Tap, clipped_total
+from fiberdp.engines.sums import LARGEST_MICRO_BATCH, Clip, Tap, clipped_total
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
-
-LARGEST_MICRO_BATCH = 256  # beyond it the working set leaves the cache and nothing gets faster
 
 
 class PerExampleText:
@@ -47,22 +45,12 @@ class VmapEngine:
 
         A power of two, at most 256 rows of copies (or one example).  `row` is a batch of one example, read for its structure only.
         """
-        saved: dict[int, int] = {}
-        own = {p.untyped_storage().data_ptr() for p in self.flat.module.parameters()}
-
-        def record(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                saved[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
         device = self.flat.theta.device
-        hooks = torch.autograd.graph.saved_tensors_hooks(record, lambda t: t)
-        with random_state(0, device), torch.enable_grad(), hooks:
+        with random_state(0, device), torch.enable_grad(), saved_bytes(self.flat) as saved:
             copies = _tree.to(_tree.zeros(row, self.loss.multiplicity), device)
             self.loss.of_one(self.flat.views(self.flat.theta.detach().requires_grad_()), copies)
         gradients = self.flat.numel * self.flat.theta.element_size() * (1 + min(num_probes, 2))
-        fitting = min(LARGEST_MICRO_BATCH // self.loss.multiplicity, self.memory_budget // (gradients + 3 * sum(saved.values())))
+        fitting = min(LARGEST_MICRO_BATCH // self.loss.multiplicity, self.memory_budget // (gradients + 3 * saved[0]))
         return 1 << (max(1, fitting).bit_length() - 1)
 
     def clipped_sum(
