@@ -32,7 +32,7 @@ class Ref:
 class Record:
     """What one use left at one evaluation point of weight `weight`.
 
-    inputs: values the function read.  fixed: none of them depends on a parameter, so they are equal at every point.  arguments: its
+    inputs: values the function read.  fixed: none of them needs a gradient.  arguments: its
     other arguments.  gradients: of the sum of losses with respect to what was watched, None where it does not matter.
     """
 
@@ -51,6 +51,7 @@ class Site(Protocol):
     function: Callable[..., Any]
     rule: str
     refs: tuple[Ref, ...]
+    reads: tuple[Ref, ...]  # what the call read at set-up, in order; refs are those that get gradients
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]: ...
@@ -76,11 +77,12 @@ class Capture(TorchFunctionMode):
         if not self._involved(args) and not (kwargs and self._involved(tuple(kwargs.values()))):
             return func(*args, **kwargs)
         at = len(self.records)
-        if at < len(self.sites) and self.sites[at].function is func:
+        read = tuple(ref for ref in map(self.ref, tensors((args, kwargs))) if ref)
+        if at < len(self.sites) and self.sites[at].function == func and self.sites[at].reads == read:
             self.records.append(Record(self.weight))
             return self.sites[at].run(self, args, kwargs)
         result = func(*args, **kwargs)
-        if next(tensors(result), None) is not None:  # sizes and types may be asked at any time
+        if next(tensors(result), None) is not None or func == Tensor.__setitem__:  # sizes and types may be asked at any time
             raise ValueError(self._changed(func))
         return result
 
@@ -165,6 +167,12 @@ class Capture(TorchFunctionMode):
             f"{name_of(expected.function) if expected else 'nothing more'} at set-up: engine ghost needs the same operations for every "
             "batch, because it was checked for those. Use engine='vmap' or engine='loop'."
         )
+
+
+def fixed(records: Sequence[Record]) -> bool:
+    """Whether the function read the same at every point.  Needing no gradient is not enough: it may come from behind a detach."""
+    first, *others = records
+    return first.fixed and all(r.fixed and all(map(torch.equal, first.inputs, r.inputs)) for r in others)
 
 
 class _Source(torch.autograd.Function):

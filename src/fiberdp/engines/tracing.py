@@ -24,23 +24,38 @@ class Batched:
     dim: int
     span: int
 
-    def split(self, tensor: Tensor) -> Tensor:
-        """[..., b span, ...] -> [b, span, ...], the rest in order: a view where memory allows one."""
-        return tensor.unflatten(self.dim, (-1, self.span)).movedim((self.dim, self.dim + 1), (0, 1))
+    def split(self, tensor: Tensor, examples: int) -> Tensor:
+        """[..., b span, ...] -> [b, span, ...], the rest in order: a view where memory allows one.  The span may differ from the trace's."""
+        return self.unflatten(tensor, examples).movedim((self.dim, self.dim + 1), (0, 1))
+
+    def unflatten(self, tensor: Tensor, examples: int) -> Tensor:
+        """[..., b span, ...] -> [..., b, span, ...].  Raises ValueError if the examples have not equally many entries."""
+        size = tensor.shape[self.dim]
+        if size % examples:
+            raise ValueError(
+                f"a layer read {size} entries for {examples} examples: each example must have equally many, or its gradient cannot be told "
+                "apart. Pad instead of selecting entries by value, or use engine='vmap' or engine='loop'."
+            )
+        return tensor.unflatten(self.dim, (examples, size // examples))
+
+
+UNCLEAR = Batched(-1, 0)
+"""Stands for a tensor whose shape depends on the number of examples in another way, such as [b, b]."""
 
 
 @dataclass
 class Call:
-    """One function call on the smaller batch.  batched: of each tensor argument and result, in the order of `tensors`."""
+    """One function call on the smaller batch.  batched: of each tensor argument and result, by id.  wrapped: it ran inside torch.func."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: list[Tensor]
     batched: dict[int, Batched | None]
+    wrapped: bool = False
 
     def where(self, tensor: Any) -> Batched | None:
-        """Where the batch stands in this argument or result; None if it has none."""
+        """Where the batch stands in this argument or result; None if it has none, UNCLEAR if no one dimension holds it."""
         return self.batched.get(id(tensor)) if isinstance(tensor, Tensor) else None
 
 
@@ -69,19 +84,20 @@ def rebuilt(value: Any, fn: Callable[[Tensor], Any]) -> Any:
 
 
 class _Note(TorchFunctionMode):
-    """Notes every call that returns a tensor."""
+    """Notes every call that returns a tensor or writes into one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], list[Tensor], list[torch.Size]]] = []
+        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], list[Tensor], list[torch.Size], bool]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         before = [t.shape for t in tensors((args, kwargs))]
         result = func(*args, **kwargs)
         results = list(tensors(result))
-        if results:
-            self.calls.append((func, args, kwargs, results, before + [t.shape for t in results]))
+        if results or func == Tensor.__setitem__:
+            wrapped = any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors((args, kwargs)))
+            self.calls.append((func, args, kwargs, results, before + [t.shape for t in results], wrapped))
         return result
 
 
@@ -101,15 +117,17 @@ def trace(run: Callable[[int], Any]) -> list[Call]:
     return [
         Call(func, args, kwargs, results, {
             id(tensor): _batched(before, after) for tensor, before, after in zip([*tensors((args, kwargs)), *results], shapes, larger[4])
-        })
-        for (func, args, kwargs, results, shapes), larger in zip(small, large)
+        }, wrapped)
+        for (func, args, kwargs, results, shapes, wrapped), larger in zip(small, large)
     ]  # fmt: skip
 
 
 def _batched(small: torch.Size, large: torch.Size) -> Batched | None:
     grown = [i for i, (a, b) in enumerate(zip(small, large)) if a != b]
-    if len(grown) != 1 or len(small) != len(large):
+    if not grown and len(small) == len(large):
         return None
+    if len(grown) != 1 or len(small) != len(large):
+        return UNCLEAR
     dim = grown[0]
     span, rest = divmod(small[dim], SIZES[0])
-    return Batched(dim, span) if rest == 0 and large[dim] == SIZES[1] * span else None
+    return Batched(dim, span) if rest == 0 and large[dim] == SIZES[1] * span else UNCLEAR

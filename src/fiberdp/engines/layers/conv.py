@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fiberdp.engines.capture import Capture, Record, Ref
+from fiberdp.engines.capture import Capture, Record, Ref, fixed
 from fiberdp.engines.layers.linear import weighted_sum
 from fiberdp.engines.parts import Dense, Part
 from fiberdp.engines.tracing import Batched
@@ -45,13 +45,13 @@ class Conv:
         outputs = [(record.weight, _wide(record.gradients[0])) for record in used]
         found: list[tuple[Ref, Part]] = []
         if self.bias:
-            terms = [(w, self.batched.split(b).flatten(3).sum((1, 3))) for w, b in outputs]
+            terms = [(w, self.batched.split(b, examples).flatten(3).sum((1, 3))) for w, b in outputs]
             found.append((self.bias, Dense(weighted_sum(terms))))
         if self.weight:
             inputs = [_wide(record.inputs[0]) for record in used]
-            if used[0].fixed:
+            if fixed(used):
                 outputs, inputs = [(1.0, weighted_sum(outputs))], inputs[:1]
-            found.append((self.weight, Dense(per_example_weights(inputs, outputs, self.shape, self.geometry, self.batched.span))))
+            found.append((self.weight, Dense(per_example_weights(inputs, outputs, self.shape, self.geometry, examples))))
         return found
 
 
@@ -64,10 +64,10 @@ class Geometry:
 
 
 def per_example_weights(
-    inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, span: int
+    inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, b: int
 ) -> Tensor:
     """Sum_k w_k grad W_i, [b, *shape]: the weight gradient of ONE convolution with b groups, whose batch are the points and copies."""
-    b = len(inputs[0]) // span
+    span = len(inputs[0]) // b
 
     def grouped(x: Tensor) -> Tensor:  # [b span, C, ...] -> [span, b C, ...]
         if span == 1:
