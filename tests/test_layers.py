@@ -431,7 +431,21 @@ def used_in_vain(r):
 
 @case
 def in_place_relu(r):
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)), (3,)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)), (*[r.randint(1, 3)] * r.choice([0, 1]), 3)
+
+
+@case
+def in_place_after_everything(r):
+    """Views of layers' results (chunks, 3-D products) and results themselves, changed in place."""
+
+    def forward(m, x):
+        h = m.norm(m.first(x).tanh_()).mul_(2)
+        h = m.second(h.relu_()).add_(m.pos)
+        a, b = h[..., :3], h[..., 3:]
+        return a.sigmoid_() * m.token.expand(len(x), -1, -1).clone().mul_(b)
+
+    parts = {"first": nn.Linear(3, 4), "norm": nn.LayerNorm(4), "second": nn.Linear(4, 6), "pos": parameter(6), "token": parameter(1, 1, 3)}
+    return Model(forward, **parts), (r.randint(1, 3), 3)
 
 
 @case

@@ -73,7 +73,7 @@ class Layout:
     batched: Batched
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        return capture.watch(self.function(*args, **kwargs).contiguous())
+        return capture.watch(self.function(*args, **kwargs).clone(memory_format=torch.contiguous_format))
 
     def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]:
         terms = [(record.weight, record.gradients[0]) for record in records if record.gradients[0] is not None]

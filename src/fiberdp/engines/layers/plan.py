@@ -46,12 +46,16 @@ class Refs:
 def plan_sites(calls: list[Call], views: dict[str, Tensor]) -> list[Site]:
     """One site a call that reads a trainable parameter, in order.  views: the parameters that the trace ran with."""
     refs, sites = Refs(views), []
+    data: set[int] = set()  # tensors made of what has a batch
     for call in calls:
         arguments = list(tensors((call.args, call.kwargs)))
+        of_data = any(call.where(tensor) or id(tensor) in data for tensor in arguments)
+        if of_data and not _blank(call.function):
+            data.update(map(id, call.results))
         read = tuple(ref for ref in map(refs.of, arguments) if ref)
         if not read:
             continue
-        _check(call, read, arguments, refs)
+        _check(call, read, of_data)
         if not any(result.requires_grad for result in call.results):
             site = Constant(call.function, read)
         elif not any(call.where(tensor) for tensor in [*arguments, *call.results]):
@@ -64,18 +68,23 @@ def plan_sites(calls: list[Call], views: dict[str, Tensor]) -> list[Site]:
     return sites
 
 
-def _check(call: Call, read: tuple[Ref, ...], arguments: list[Tensor], refs: Refs) -> None:
+def _blank(function: Callable[..., Any]) -> bool:
+    """new_zeros, zeros_like, …: of the argument only its type and shape."""
+    return name_of(function).startswith("new_") or name_of(function).endswith("_like")
+
+
+def _check(call: Call, read: tuple[Ref, ...], of_data: bool) -> None:
     """Raise ValueError for a use of a parameter that would be silently wrong."""
     names = ", ".join(ref.name for ref in read if ref.name) or "a tensor derived from parameters"
-    places = [call.where(tensor) for tensor in [*arguments, *call.results]]
+    places = [call.where(tensor) for tensor in tensors((call.args, call.kwargs, call.results))]
     if call.function == Tensor.__setitem__:
         said, do = f"{names} is written into another tensor (x[…] = p)", "Use torch.cat, torch.where or an addition"
     elif call.wrapped:
         said, do = f"{name_of(call.function)} with {names} runs inside torch.func (vmap, grad)", "Call it on whole batches"
     elif UNCLEAR in places:
         said, do = f"no one dimension holds the examples where {name_of(call.function)} reads {names}", "Give the batch one dimension"
-    elif not any(places) and any(tensor.requires_grad and not refs.of(tensor) for tensor in arguments):
-        said, do = f"{name_of(call.function)} with {names} reads activations whose size is not that of the batch", "Pad instead of selecting"
+    elif not any(places) and of_data:
+        said, do = f"{name_of(call.function)} with {names} reads data in which no dimension holds the examples", "Pad instead of selecting"
     else:
         return
     raise ValueError(f"{said}: engine ghost cannot tell the examples apart there. {do}, or use engine='vmap' or engine='loop'.")
