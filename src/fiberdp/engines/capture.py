@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from fiberdp.engines.parts import Part
-from fiberdp.engines.tracing import tensors
+from fiberdp.engines.tracing import Batched, tensors
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Ref:
 class Record:
     """What one use left at one evaluation point of weight `weight`.
 
-    inputs: values the function read.  fixed: none of them depends on a parameter, so they are equal at every point.  arguments: its
+    inputs: values the function read.  fixed: none of them needs a gradient.  arguments: its
     other arguments.  gradients: of the sum of losses with respect to what was watched, None where it does not matter.
     """
 
@@ -51,6 +51,7 @@ class Site(Protocol):
     function: Callable[..., Any]
     rule: str
     refs: tuple[Ref, ...]
+    reads: tuple[Ref, ...]  # what the call read at set-up, in order; refs are those that get gradients
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]: ...
@@ -76,11 +77,12 @@ class Capture(TorchFunctionMode):
         if not self._involved(args) and not (kwargs and self._involved(tuple(kwargs.values()))):
             return func(*args, **kwargs)
         at = len(self.records)
-        if at < len(self.sites) and self.sites[at].function is func:
+        read = tuple(ref for ref in map(self.ref, tensors((args, kwargs))) if ref)
+        if at < len(self.sites) and self.sites[at].function == func and self.sites[at].reads == read:
             self.records.append(Record(self.weight))
             return self.sites[at].run(self, args, kwargs)
         result = func(*args, **kwargs)
-        if next(tensors(result), None) is not None:  # sizes and types may be asked at any time
+        if next(tensors(result), None) is not None or func == Tensor.__setitem__:  # sizes and types may be asked at any time
             raise ValueError(self._changed(func))
         return result
 
@@ -100,6 +102,21 @@ class Capture(TorchFunctionMode):
         for record in self.records:
             record.gradients = tuple(next(found) for _ in record.watched)
             record.watched = []
+
+    def check_apart(self, loss: Tensor) -> None:
+        """Raise ValueError unless `loss`, the first of two examples', reaches the first example's entries alone."""
+        watched = [(site, item) for site, record in zip(self.sites, self.records) for item in record.watched]
+        if not watched or not loss.requires_grad:
+            return
+        found = torch.autograd.grad(loss, [item for _, item in watched], allow_unused=True)
+        for (site, item), gradient in zip(watched, found):
+            where = Batched(0, 1) if isinstance(item, Tensor) else site.batched  # pyright: ignore
+            if gradient is not None and bool((where.split(gradient, self.examples)[1].abs() > 0).any()):  # NaN tells nothing
+                raise ValueError(
+                    f"at {name_of(site.function)} with {_names(site)} one example's loss reaches another's entries: examples must lie one "
+                    "after the other in the batch's dimension and not be mixed. Put the batch first before flattening (not [T, b, …] or "
+                    "cat([view, view])), or use engine='vmap' or engine='loop'."
+                )
 
     # What sites call.
 
@@ -129,7 +146,7 @@ class Capture(TorchFunctionMode):
 
     def watch(self, result: Tensor) -> Tensor:
         """The result of a captured function, whose gradient is wanted."""
-        if not result.requires_grad:
+        if not result.requires_grad or result._is_view():
             result = _Source.apply(result, torch.empty(0, device=result.device, requires_grad=True))  # pyright: ignore
         self.records[-1].watched.append(get_gradient_edge(result))
         return result
@@ -167,17 +184,24 @@ class Capture(TorchFunctionMode):
         )
 
 
+def fixed(records: Sequence[Record]) -> bool:
+    """Whether the function read the same at every point.  Needing no gradient is not enough: it may come from behind a detach."""
+    first, *others = records
+    return first.fixed and all(r.fixed and all(map(torch.equal, first.inputs, r.inputs)) for r in others)
+
+
 class _Source(torch.autograd.Function):
-    """The identity, from which on a gradient is wanted: for the first layers, whose inputs need none.  No copy."""
+    """The identity without a copy: for the first layers, whose inputs need no gradient, and for views, whose node a later in-place
+    operation would replace, so that no gradient would arrive at the edge.
+    """
 
     @staticmethod
     def forward(ctx: Any, result: Tensor, anchor: Tensor) -> Tensor:
-        ctx.mark_dirty(result)
-        return result
+        return result.data  # the same memory, but no view of `result`
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, None
+        return gradients[0], None
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -22,7 +22,7 @@ from fiberdp.engines.loss import Loss, random_state, saved_bytes
 from fiberdp.engines.parts import Dense, Outer, Part, Rows, Tied
 from fiberdp.engines.points import points
 from fiberdp.engines.sums import LARGEST_MICRO_BATCH, Clip, Tap, clip_factors
-from fiberdp.engines.tracing import trace
+from fiberdp.engines.tracing import check_seen, trace
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
 
@@ -64,11 +64,29 @@ class GhostEngine:
             with random_state(0, device), torch.enable_grad():
                 return self.loss.at(views, _tree.to(_tree.zeros(row, rows), device), rows)
 
-        self.sites = plan_sites(trace(run), views)
+        calls, losses = trace(run)
+        sites = plan_sites(calls, views)
+        check_seen(calls, views, losses)
+        self._check_apart(sites, row)
+        self.sites = sites
         self._channels_last = {
-            site.weight.name for site in self.sites if isinstance(site, Conv) and site.function is torch.conv2d and site.weight
+            site.weight.name for site in sites if isinstance(site, Conv) and site.function is torch.conv2d and site.weight
         } & set(views)
-        return self.sites
+        return sites
+
+    def _check_apart(self, sites: list[Site], row: Any) -> None:
+        """See `Capture.check_apart`; on two made-up examples, uniform where blank ones hold floating-point zeros."""
+        copies, device = self.loss.multiplicity, self.flat.theta.device
+        values = self.flat.views(self.flat.theta.detach())
+
+        def filled(leaf: Any) -> Any:
+            return torch.rand_like(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+        with random_state(0, device), torch.enable_grad():
+            batch = _tree.map_leaves(filled, _tree.to(_tree.zeros(row, 2 * copies), device))
+            with Capture(sites, values, 1.0, 2) as capture:
+                losses = self.loss.at(values, batch, 2 * copies)
+            capture.check_apart(losses[:copies].sum())
 
     def clipped_sum(
         self, probes: Sequence[Probe], d: Tensor | None, batch: Any, clip: Clip, *,

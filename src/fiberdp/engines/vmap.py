@@ -77,7 +77,7 @@ class VmapEngine:
         u, losses = self._observation(points(self.flat.theta.detach(), d, probes), batch, seed, loss_scale)
         if scale is not None:
             for name, factor in self.flat.views(scale).items():
-                u[name].mul_(factor)
+                u[name] = u[name] * factor
         norms = clipped_total(((slice(slot.start, slot.stop), u[slot.name]) for slot in self.flat.slots), clip, self.flat, total)
         if tap is not None:
             tap(losses, norms)
@@ -98,8 +98,8 @@ class VmapEngine:
                         "in-place writes to shared buffers and of Python branches on values. Rewrite that line, or use engine='loop'."
                     ) from error
             losses = value if losses is None else losses
-            if not u:
-                u = gradients if weight == 1 else {name: g.mul_(weight) for name, g in gradients.items()}
+            if not u:  # out of place if anything follows: gradients may be views of one another (x + p, cat), or of one zero
+                u = gradients if len(where) == 1 and weight == 1 else {name: g * weight for name, g in gradients.items()}
             else:
                 for name, g in gradients.items():
                     u[name].add_(g, alpha=weight)

@@ -27,7 +27,7 @@ FUNCTIONS = (
     torch.sub, Tensor.sub, Tensor.__sub__, Tensor.__rsub__, Tensor.sub_, Tensor.__isub__,
     torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__,
     torch.div, Tensor.div, Tensor.__truediv__, Tensor.__rtruediv__, Tensor.div_, Tensor.__itruediv__,
-    torch.maximum, torch.minimum, torch.lerp, Tensor.lerp, torch.addcmul, Tensor.addcmul, torch.where, Tensor.where, torch.prelu,
+    torch.maximum, torch.minimum, torch.lerp, Tensor.lerp, torch.addcmul, Tensor.addcmul, torch.where, Tensor.where,
     *LAYOUTS,
 )  # fmt: skip
 
@@ -43,20 +43,23 @@ class Broadcast:
     dims: int
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        shapes = [_padded(t.shape, self.dims) for t in tensors((args, kwargs)) if not capture.ref(t)]
+        span = max(shape[self.out.dim] for shape in shapes if shape) // capture.examples
+
         def own_copies(tensor: Tensor) -> Tensor:
-            return self._aligned(capture.per_example(tensor)) if capture.ref(tensor) else tensor
+            return self._aligned(capture.per_example(tensor), span) if capture.ref(tensor) else tensor
 
         return self.function(*rebuilt(args, own_copies), **rebuilt(kwargs, own_copies))
 
     def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]:
         return leaf_parts(self.refs, records)
 
-    def _aligned(self, leaf: Tensor) -> Tensor:
+    def _aligned(self, leaf: Tensor, span: int) -> Tensor:
         """[b, *shape] -> a tensor that broadcasts against the result, every example against its own copy."""
         b, *shape = leaf.shape
         leaf = leaf.reshape(b, *(1,) * (self.dims - len(shape)), *shape)  # [b, padded shape], padded[out.dim] is 1
         leaf = leaf.movedim(0, self.out.dim).squeeze(self.out.dim + 1)
-        return leaf if self.out.span == 1 else leaf.repeat_interleave(self.out.span, self.out.dim)
+        return leaf if span == 1 else leaf.repeat_interleave(span, self.out.dim)
 
 
 @dataclass
@@ -70,13 +73,13 @@ class Layout:
     batched: Batched
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        return capture.watch(self.function(*args, **kwargs).contiguous())
+        return capture.watch(self.function(*args, **kwargs).clone(memory_format=torch.contiguous_format))
 
     def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]:
         terms = [(record.weight, record.gradients[0]) for record in records if record.gradients[0] is not None]
         if not terms:
             return []
-        gradient = self.batched.split(weighted_sum(terms))  # [b, span, ...]
+        gradient = self.batched.split(weighted_sum(terms), examples)  # [b, span, ...]
         padded = (1,) * (gradient.dim() - 1 - len(self.shape)) + tuple(self.shape)
         summed = [i + 1 for i, (size, own) in enumerate(zip(gradient.shape[1:], padded)) if own != size]
         return [(self.refs[0], Dense((gradient.sum(summed, keepdim=True) if summed else gradient).reshape(-1, *self.shape)))]
@@ -87,7 +90,7 @@ def match(call: Call, refs: Refs) -> Broadcast | Layout | None:
     out = call.where(result)
     arguments = list(tensors((call.args, call.kwargs)))
     used = [(t, ref) for t in arguments for ref in [refs.of(t)] if ref]
-    if out is None or len(call.results) != 1 or (call.function is torch.prelu and used[-1][0].numel() != 1):
+    if out is None or len(call.results) != 1:
         return None
     free = [_padded(t.shape, result.dim()) for t, _ in used]
     if any(shape is None or shape[out.dim] != 1 for shape in free):

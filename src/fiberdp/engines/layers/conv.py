@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fiberdp.engines.capture import Capture, Record, Ref
+from fiberdp.engines.capture import Capture, Record, Ref, fixed
 from fiberdp.engines.layers.linear import weighted_sum
 from fiberdp.engines.parts import Dense, Part
 from fiberdp.engines.tracing import Batched
@@ -55,14 +55,14 @@ class Conv:
         outputs = [(record.weight, _wide(record.gradients[0])) for record in used]
         found: list[tuple[Ref, Part]] = []
         if self.bias:
-            terms = [(w, self.batched.split(b).flatten(3).sum((1, 3))) for w, b in outputs]
+            terms = [(w, self.batched.split(b, examples).flatten(3).sum((1, 3))) for w, b in outputs]
             found.append((self.bias, Dense(weighted_sum(terms))))
         if self.weight:
             inputs = [_wide(record.inputs[0]) for record in used]
-            if used[0].fixed:
+            if fixed(used):
                 outputs, inputs = [(1.0, weighted_sum(outputs))], inputs[:1]
             form = by_windows if self._few_windows(outputs[0][1]) else per_example_weights
-            found.append((self.weight, Dense(form(inputs, outputs, self.shape, self.geometry, self.batched.span))))
+            found.append((self.weight, Dense(form(inputs, outputs, self.shape, self.geometry, examples))))
         return found
 
     def _few_windows(self, output: Tensor) -> bool:
@@ -79,10 +79,10 @@ class Geometry:
 
 
 def per_example_weights(
-    inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, span: int
+    inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, b: int
 ) -> Tensor:
     """Sum_k w_k grad W_i, [b, *shape]: the weight gradient of ONE convolution with b groups, whose batch are the points and copies."""
-    b = len(inputs[0]) // span
+    span = len(inputs[0]) // b
 
     def grouped(x: Tensor) -> Tensor:  # [b span, C, ...] -> [span, b C, ...]
         if span == 1:
@@ -101,10 +101,10 @@ def per_example_weights(
 
 
 def by_windows(
-    inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, span: int
+    inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, examples: int
 ) -> Tensor:
     """The same for conv2d, from the windows of the input, a few examples at a time so that they stay in the cache."""
-    (q, c, kh, kw), b = shape, len(inputs[0]) // span
+    (q, c, kh, kw), b, span = shape, examples, len(inputs[0]) // examples
     height, width = outputs[0][1].shape[2:]
     total = inputs[0].new_empty(b, q, kh * kw * c)
     at_a_time = max(1, WINDOWS // (span * height * width * kh * kw * c))

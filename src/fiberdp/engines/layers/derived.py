@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fiberdp.engines.capture import Capture, Record, Ref
 from fiberdp.engines.parts import Part
-from fiberdp.engines.tracing import rebuilt
+from fiberdp.engines.tracing import rebuilt, tensors
 
 if TYPE_CHECKING:
     from fiberdp.engines.layers.plan import Refs
@@ -49,7 +49,8 @@ class Derived:
     @classmethod
     def of(cls, call: Call, read: tuple[Ref, ...], refs: Refs) -> Derived:
         for result in call.results:
-            refs.derive(result)
+            if not refs.of(result):  # weight.to(dtype) may return its argument
+                refs.derive(result)
         if call.function in TRANSPOSES and len(call.results) == 1 and read[0].name:
             source, result = call.args[0], call.results[0]
             if source.dim() == 2 and result.shape == source.shape[::-1] and result.stride() == source.stride()[::-1]:
@@ -60,7 +61,11 @@ class Derived:
         with torch.enable_grad():
             graph = self.function(*rebuilt(args, capture.graph), **rebuilt(kwargs, capture.graph))
 
+        own = {id(capture.graph(tensor)): tensor for tensor in tensors((args, kwargs))}
+
         def value(tensor: Tensor) -> Tensor:
+            if id(tensor) in own:
+                return own[id(tensor)]
             plain = tensor.detach()
             capture.track(plain, tensor)
             return plain

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fiberdp.engines.capture import Capture, Record, Ref
+from fiberdp.engines.capture import Capture, Record, Ref, fixed
 from fiberdp.engines.layers.linear import weighted_sum
 from fiberdp.engines.parts import Part, Rows
 from fiberdp.engines.tracing import Batched
@@ -37,13 +37,18 @@ class Embedding:
         return capture.watch(self.function(*args, **kwargs))
 
     def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]:
-        terms = [(record.weight, record.gradients[0].float() if record.gradients[0].dtype == torch.bfloat16 else record.gradients[0])
-                 for record in records if record.gradients[0] is not None]  # fmt: skip
-        if not terms:
+        used = [record for record in records if record.gradients[0] is not None]
+        if not used:
             return []
-        ids = self.batched.split(records[0].inputs[0]).flatten(1)  # the same at every point
-        gradient = self.batched.split(weighted_sum(terms)).reshape(*ids.shape, self.table[1])
-        return [(self.refs[0], Rows.merged(ids, gradient, self.table, self.padding))]
+        terms = [(record.weight, g.float() if (g := record.gradients[0]).dtype == torch.bfloat16 else g) for record in used]
+        if fixed(used):
+            return [(self.refs[0], self._rows(used[0], weighted_sum(terms), examples))]
+        rows = [self._rows(record, gradient * weight, examples) for record, (weight, gradient) in zip(used, terms)]
+        return [(self.refs[0], Rows.joined(rows))]
+
+    def _rows(self, record: Record, gradient: Tensor, examples: int) -> Rows:
+        ids = self.batched.split(record.inputs[0], examples).flatten(1)
+        return Rows.merged(ids, self.batched.split(gradient, examples).reshape(*ids.shape, self.table[1]), self.table, self.padding)
 
 
 def match(call: Call, refs: Refs) -> Embedding | None:

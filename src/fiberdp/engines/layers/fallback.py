@@ -39,15 +39,14 @@ class Fallback:
         return cls(call.function, read, tuple(map(call.where, arguments)), tuple(map(call.where, call.results)))
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves: dict[int, Tensor] = {}
         values, dims = [], []
         for tensor, where in zip(tensors((args, kwargs)), self.batched):
             if capture.ref(tensor):
                 # a parameter read twice in one call is two copies whose gradients add up
-                values.append(leaves.setdefault(len(values), capture.per_example(tensor)))
+                values.append(capture.per_example(tensor))
                 dims.append(0)
             else:
-                values.append(tensor if where is None else tensor.unflatten(where.dim, (-1, where.span)))
+                values.append(tensor if where is None else where.unflatten(tensor, capture.examples))
                 dims.append(None if where is None else where.dim)
         structure: list[Any] = []
 

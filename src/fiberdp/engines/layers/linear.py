@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fiberdp.engines.capture import Capture, Record, Ref
+from fiberdp.engines.capture import Capture, Record, Ref, fixed
 from fiberdp.engines.parts import Block, Dense, Outer, Part
 from fiberdp.engines.tracing import Batched
 
@@ -44,21 +44,21 @@ class Linear:
         used = [record for record in records if record.gradients[0] is not None]
         if not used:
             return []
-        outputs = [(record.weight, features(self.batched, record.gradients[0])) for record in used]
-        inputs = [features(self.batched, record.inputs[0]).to(outputs[0][1].dtype) for record in used] if self.weight else []
-        return product_parts(self.weight, self.bias, inputs, outputs, out_first=self.out_first, fixed=used[0].fixed)
+        outputs = [(record.weight, features(self.batched, record.gradients[0], examples)) for record in used]
+        inputs = [features(self.batched, record.inputs[0], examples).to(outputs[0][1].dtype) for record in used] if self.weight else []
+        return product_parts(self.weight, self.bias, inputs, outputs, out_first=self.out_first, same=fixed(used))
 
 
 def product_parts(
     weight: Ref | None, bias: Ref | None, inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], *,
-    out_first: bool = True, fixed: bool = False,
+    out_first: bool = True, same: bool = False,
 ) -> list[tuple[Ref, Part]]:  # fmt: skip
-    """From inputs A^k [b, s, p] and (w_k, output gradient B^k [b, s, q]).  fixed: A is the same at every point, so the B^k add up."""
+    """From inputs A^k [b, s, p] and (w_k, output gradient B^k [b, s, q]).  same: A is the same at every point, so the B^k add up."""
     found: list[tuple[Ref, Part]] = []
     if bias:
         found.append((bias, Dense(weighted_sum([(w, b.sum(1)) for w, b in outputs]))))
     if weight:
-        pairs = [(1.0, weighted_sum(outputs), inputs[0])] if fixed else [(w, b, a) for (w, b), a in zip(outputs, inputs)]
+        pairs = [(1.0, weighted_sum(outputs), inputs[0])] if same else [(w, b, a) for (w, b), a in zip(outputs, inputs)]
         found.append((weight, Outer([Block(w, *((b, a) if out_first else (a, b))) for w, b, a in pairs])))
     return found
 
@@ -71,7 +71,7 @@ def match(call: Call, refs: Refs) -> Linear | None:
     where, out = call.where(x), call.where(call.results[0])
     if refs.of(x) or not where or not out or weight.dim() != 2 or call.where(weight) or call.where(bias):
         return None
-    if where.dim == x.dim() - 1 or (bias is not None and bias.dim() != 1):
+    if where.dim == x.dim() - 1 or (bias is not None and bias.shape != call.results[0].shape[-1:]):
         return None
     out_first, name = call.function is F.linear, refs.of(weight)
     transposed = refs.transposed(weight)
@@ -81,9 +81,9 @@ def match(call: Call, refs: Refs) -> Linear | None:
     return Linear(call.function, used, name, refs.of(bias), out_first, where)
 
 
-def features(batched: Batched, x: Tensor) -> Tensor:
+def features(batched: Batched, x: Tensor, examples: int) -> Tensor:
     """[..., p] -> [b, s, p], float32 or more."""
-    x = batched.split(x).flatten(1, -2) if x.dim() > 2 or batched.span > 1 else x.unsqueeze(1)
+    x = batched.split(x, examples).flatten(1, -2)
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

@@ -48,15 +48,15 @@ class Norm:
             if self.weight:
                 args, kwargs = record.arguments
                 x_hat = self.normalised(record.inputs[0], *args, **kwargs)
-                weights.append((record.weight, self._reduced(gradient * x_hat)))
+                weights.append((record.weight, self._reduced(gradient * x_hat, examples)))
             if self.bias:
-                biases.append((record.weight, self._reduced(gradient)))
+                biases.append((record.weight, self._reduced(gradient, examples)))
         return [(ref, Dense(weighted_sum(terms))) for ref, terms in ((self.weight, weights), (self.bias, biases)) if ref and terms]
 
-    def _reduced(self, x: Tensor) -> Tensor:
+    def _reduced(self, x: Tensor, examples: int) -> Tensor:
         """[N, ...] -> [b, *shape]: the sum over everything but example and affine entry."""
         x = x.float() if x.dtype == torch.bfloat16 else x
-        x = self.batched.split(x)  # [b, span, ...]
+        x = self.batched.split(x, examples)  # [b, span, ...]
         if self.trailing:
             return x.flatten(1, -1 - self.trailing).sum(1)
         return x.flatten(3).sum((1, 3)) if x.dim() > 3 else x.sum(1)
