@@ -83,8 +83,8 @@ def _found(target: str) -> tuple[nn.Module, LossFn, Any]:
     made = make() if callable(make) else make
     if not (isinstance(made, (tuple, list)) and len(made) == 3 and isinstance(made[0], nn.Module) and callable(made[1])):
         raise ValueError(
-            f"{target} returned {_described(made)}: must be (model, loss_fn, batch), a module, a function of model and batch and a batch of "
-            "at least one row, because these are what is checked. Return those three."
+            f"{target} returned {_described(made)}: must be (model, loss_fn, batch), a module, a function of model and batch and a "
+            "batch of at least one row, because these are what is checked. Return those three."
         )
     return made[0], made[1], made[2]
 
