@@ -15,6 +15,7 @@ from fiberdp._version import __version__
 
 if TYPE_CHECKING:
     from fiberdp._random import Keys
+    from fiberdp.checking import check
     from fiberdp.experiment import fit
     from fiberdp.methods import METHODS, Method, method
     from fiberdp.planning import Plan, plan
@@ -30,6 +31,7 @@ _WHERE = {
     "RECIPES": "recipes",
     "Run": "trainer",
     "account": "statement",
+    "check": "checking",
     "fit": "experiment",
     "method": "methods",
     "plan": "planning",
@@ -40,7 +42,7 @@ _PACKAGES = (
 )  # fmt: skip
 
 __all__ = [
-    "METHODS", "RECIPES", "Keys", "Method", "Plan", "Run", "__version__", "account", "fit", "method", "plan",
+    "METHODS", "RECIPES", "Keys", "Method", "Plan", "Run", "__version__", "account", "check", "fit", "method", "plan",
 ]  # fmt: skip
 
 

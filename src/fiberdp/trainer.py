@@ -19,7 +19,7 @@ from fiberdp import _tree, _validate
 from fiberdp._random import Keys
 from fiberdp.accounting import Ledger
 from fiberdp.diagnostics.receipt import Receipt, noise_receipt, receipt_steps
-from fiberdp.engines import ENGINES, Loss, LossFn, check_loss, check_model
+from fiberdp.engines import ENGINES, Loss, LossFn, check_independent, check_loss, check_model, prove, warn_of_dropout
 from fiberdp.flat import FlatParameters
 from fiberdp.optim import Optimizer
 from fiberdp.pipeline import Pipeline
@@ -47,7 +47,8 @@ class Run:
 
     Guarantee: the sequence of releases, and so everything computed from them (theta included), is
     (epsilon, delta)-DP under the plan's relation; each step is charged before its release, an empty batch and a NaN example included.
-    Raises ValueError, before anything is written or released, for what cannot be trained privately.
+    Raises ValueError, before anything is written or released, for what cannot be trained privately; for a loss through which examples
+    meet; and for engine ghost if its clipped sum of synthetic examples is not the oracle's.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Run:
                 f"epsilon follow from that number. Make the plan with num_examples={len(source)}."
             )
         check_model(model)
+        warn_of_dropout(model)
         self.plan = plan
         self.model = model
         self.source = source
@@ -80,12 +82,15 @@ class Run:
         loss = Loss(model, loss_fn, augmentation.multiplicity)
         row = source.take(torch.zeros(1, dtype=torch.int64))  # read for its structure only
         check_loss(loss, self.flat.views(self.flat.theta), row)
+        check_independent(loss, self.flat, row)
         worker = ENGINES[engine](self.flat, loss)
         probes = plan.method.observation.probes()
         # once on blank examples, so that what the engine cannot do is refused here and not in mid-run
         uniforms = torch.zeros(2, augmentation.multiplicity, augmentation.draws)
         blank = augmentation.apply(_tree.to(_tree.zeros(row, 2), self.flat.theta.device), uniforms)
         worker.clipped_sum(probes, torch.zeros_like(self.flat.theta), blank, plan.clip, seed=0, loss_scale=0.0)
+        if engine == "ghost":
+            prove(worker, loss, row, probes)
         if micro_batch_size is None:
             micro_batch_size = worker.micro_batch_size(row, len(probes))
         _validate.count("micro_batch_size", micro_batch_size, why="It is how many examples are in memory at a time.")

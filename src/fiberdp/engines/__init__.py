@@ -2,9 +2,13 @@
 
 from fiberdp.engines.ghost import GhostEngine
 from fiberdp.engines.loop import LoopEngine
-from fiberdp.engines.loss import Loss, LossFn, check_loss, check_model
+from fiberdp.engines.loss import Loss, LossFn, check_loss, check_model, warn_of_dropout
+from fiberdp.engines.proof import check_independent, compare, prove, rules
 from fiberdp.engines.vmap import VmapEngine
 
 ENGINES = {cls.name: cls for cls in (LoopEngine, VmapEngine, GhostEngine)}
 
-__all__ = ["ENGINES", "GhostEngine", "LoopEngine", "Loss", "LossFn", "VmapEngine", "check_loss", "check_model"]
+__all__ = [
+    "ENGINES", "GhostEngine", "LoopEngine", "Loss", "LossFn", "VmapEngine", "check_independent", "check_loss", "check_model", "compare",
+    "prove", "rules", "warn_of_dropout",
+]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
 
 from fiberdp import _tree
 from fiberdp.flat import FlatParameters
@@ -97,10 +100,61 @@ def check_model(module: nn.Module) -> None:
                 f"layer {name} is {kind} with sparse=True: a parameter must have dense gradients to be clipped and noised in every row. "
                 "Use sparse=False."
             )
+        if layer.training and getattr(layer, "gradient_checkpointing", False) is True:
+            raise ValueError(_checkpointed(f"layer {name or kind} has gradient_checkpointing on"))
+
+
+def warn_of_dropout(module: nn.Module) -> None:
+    """One warning if the model has dropout but is in eval mode, where it drops nothing: legal, and rarely meant."""
+    if module.training:
+        return
+    for name, layer in module.named_modules():
+        if isinstance(layer, _DropoutNd) and layer.p > 0:
+            warnings.warn(
+                f"layer {name} is {type(layer).__name__}(p={layer.p:g}) and the model is in eval mode: it will be trained without dropout. "
+                "Call model.train() first if that is not meant.",
+                stacklevel=4,
+            )
+            return
 
 
 def check_loss(loss: Loss, parameters: Mapping[str, Tensor], row: Any) -> None:
-    """Evaluate the loss once on two blank examples (K copies each), so that a wrong loss_fn is refused at set-up."""
+    """Evaluate the loss once on two blank examples (K copies each), so that a wrong loss_fn is refused at set-up.
+
+    Raises ValueError unless it is one loss per example, and for activation checkpointing.
+    """
     device = next(iter(parameters.values())).device
-    with torch.no_grad(), random_state(0, device):
-        loss.at(parameters, _tree.to(_tree.zeros(row, 2 * loss.multiplicity), device), 2 * loss.multiplicity)
+    leaves = {name: view.detach().requires_grad_() for name, view in parameters.items()}
+    with torch.enable_grad(), random_state(0, device), _NoCheckpoint():
+        losses = loss.at(leaves, _tree.to(_tree.zeros(row, 2 * loss.multiplicity), device), 2 * loss.multiplicity)
+    if any(node.name() == "CheckpointFunctionBackward" for node in _nodes(losses)):
+        raise ValueError(_checkpointed("the loss runs torch.utils.checkpoint(use_reentrant=True)"))
+
+
+class _NoCheckpoint(TorchFunctionMode):
+    """Refuses functions that run inside torch.utils.checkpoint without reentry: it is seen by its hooks on saved tensors."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint":
+            raise ValueError(_checkpointed("the loss runs torch.utils.checkpoint"))
+        return func(*args, **(kwargs or {}))
+
+
+def _checkpointed(what: str) -> str:
+    return (
+        f"{what}: activations must be kept, because layers that are run again in the backward pass would not run with the parameters of "
+        "the point at which the gradient is taken. Use model.gradient_checkpointing_disable() or call the layers directly; a smaller "
+        "micro_batch_size bounds memory."
+    )
+
+
+def _nodes(losses: Tensor) -> Iterator[Any]:
+    """Every node of the graph that led to `losses`."""
+    seen, left = set(), [losses.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            left += [before for before, _ in node.next_functions]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fiberdp.recipes.recipe import Recipe, classification_loss, with_held_out
+from fiberdp.recipes.recipe import Recipe, blank_image, classification_loss, with_held_out
 
 
 def cifar10_cnn5() -> Recipe:
@@ -26,4 +26,5 @@ def cifar10_cnn5() -> Recipe:
         build=cnn5,
         loss=classification_loss,
         augmentation=CropFlip(padding=4, flip=True),
+        row=lambda: blank_image(3, 32, 32),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fiberdp.recipes.recipe import Recipe, classification_loss, with_held_out
+from fiberdp.recipes.recipe import Recipe, blank_image, classification_loss, with_held_out
 
 
 def digits() -> Recipe:
@@ -41,4 +41,5 @@ def digits() -> Recipe:
         build=mlp_digits,
         loss=classification_loss,
         augmentation=CropFlip(padding=1, flip=False),
+        row=lambda: blank_image(1, 8, 8, floating=True),
     )

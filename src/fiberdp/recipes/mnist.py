@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fiberdp.recipes.recipe import Recipe, classification_loss, with_held_out
+from fiberdp.recipes.recipe import Recipe, blank_image, classification_loss, with_held_out
 
 
 def mnist_cnn() -> Recipe:
@@ -43,6 +43,7 @@ def mnist_cnn() -> Recipe:
         build=tramer_boneh_cnn,
         loss=classification_loss,
         augmentation=CropFlip(padding=2, flip=False),
+        row=lambda: blank_image(1, 28, 28),
     )
 
 

@@ -15,6 +15,7 @@ class Recipe:
     """load(data_dir) -> {"train", "heldout", "test"}, each {"image", "label"} with N rows.  build() -> the model, freshly initialised.
 
     options: per method, what was tuned on the held-out rows (never on test), such as {"fiber": {"lr": 1e-3}}.
+    row() -> a batch of one blank example, for its structure, so that the model can be checked without data; None: read from load.
     augmentation: how --multiplicity makes copies of an example; None if the task has no such way.  Used only when asked for.
     paper: where the paper's figure for this task stands, and the figure.  cpu_minutes: measured for `fiber` on 2 cores.
     delta is N**-1.1 from the number N of training rows, computed.
@@ -35,6 +36,7 @@ class Recipe:
     build: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Any], Tensor]
     augmentation: Any = None
+    row: Callable[[], dict[str, Tensor]] | None = None
 
 
 def classification_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -42,6 +44,14 @@ def classification_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(model(batch["image"]), batch["label"], reduction="none")
+
+
+def blank_image(*shape: int, floating: bool = False) -> dict[str, Tensor]:
+    """One black image [1, C, H, W], uint8 or float32, with label 0."""
+    import torch
+
+    image = torch.zeros(1, *shape, dtype=torch.float32 if floating else torch.uint8)
+    return {"image": image, "label": torch.zeros(1, dtype=torch.int64)}
 
 
 def with_held_out(rows: dict[str, dict[str, Tensor]], count: int) -> dict[str, dict[str, Tensor]]:

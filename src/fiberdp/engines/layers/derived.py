@@ -40,11 +40,12 @@ class Constant:
 
 @dataclass
 class Derived:
-    """A tensor computed from parameters alone."""
+    """Tensors computed from parameters alone: as many as `results`."""
 
     rule: ClassVar[str] = "derived"
     function: Callable[..., Any]
     refs: tuple[Ref, ...]
+    results: int = 1
 
     @classmethod
     def of(cls, call: Call, read: tuple[Ref, ...], refs: Refs) -> Derived:
@@ -55,7 +56,7 @@ class Derived:
             source, result = call.args[0], call.results[0]
             if source.dim() == 2 and result.shape == source.shape[::-1] and result.stride() == source.stride()[::-1]:
                 refs.transpose(result, read[0].name)
-        return cls(call.function, read)
+        return cls(call.function, read, len(call.results))
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.enable_grad():
