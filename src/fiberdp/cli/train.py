@@ -41,7 +41,7 @@ def train(
     ] = None,
     averaging: Annotated[float | None, typer.Option(help="Decay of an average of the weights, kept beside them; costs no epsilon.")] = None,
     accountant: Annotated[str | None, typer.Option(help="pld, rdp or rdp-classic.")] = None,
-    engine: Annotated[str, typer.Option(help="vmap or loop; changes no epsilon.")] = "vmap",
+    engine: Annotated[str, typer.Option(help="vmap, ghost or loop; changes no epsilon.")] = "vmap",
     micro_batch_size: Annotated[int | None, typer.Option(help="Examples in memory at a time; changes no epsilon.")] = None,
     unaccounted: Annotated[bool, typer.Option("--unaccounted", help="Keep raw training statistics in resume/ (NOT private).")] = False,
     json: Annotated[bool, typer.Option("--json", help="The record as one JSON document on stdout.")] = False,
