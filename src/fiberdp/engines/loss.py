@@ -95,6 +95,16 @@ def check_model(module: nn.Module) -> None:
                 f"layer {name} is {kind} with track_running_stats=True: running statistics are computed from raw data without noise, so "
                 "they would leak. Use track_running_stats=False."
             )
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
+            raise ValueError(
+                f"layer {name} is {kind} with max_norm: it rescales the rows that a batch reads, so weights would change with the data and "
+                "without noise. Leave it out."
+            )
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.scale_grad_by_freq:
+            raise ValueError(
+                f"layer {name} is {kind} with scale_grad_by_freq: an example's gradient must not depend on what else is in the batch. "
+                "Leave it out."
+            )
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse and layer.weight.requires_grad:
             raise ValueError(
                 f"layer {name} is {kind} with sparse=True: a parameter must have dense gradients to be clipped and noised in every row. "

@@ -1,4 +1,8 @@
-"""Tables read by index: the gradient of a row is the sum over the places where the example read it; the padding row has none."""
+"""Tables read by index: the gradient of a row is the sum over the places where the example read it; the padding row has none.
+
+The padding row still moves in training: noise is added to every coordinate of theta, of that row too.  To keep it, take the padded
+positions out of the loss and of attention by a mask; then its value does not matter.
+"""
 
 from __future__ import annotations
 
