@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
@@ -26,7 +27,7 @@ class Batched:
     span: int
 
     def split(self, tensor: Tensor, examples: int) -> Tensor:
-        """[..., b span, ...] -> [b, span, ...], the rest in order: a view where memory allows one.  The span may differ from the trace's."""
+        """[..., b span, ...] -> [b, span, ...], the rest in order: a view where memory allows.  The span may differ from the trace's."""
         return self.unflatten(tensor, examples).movedim((self.dim, self.dim + 1), (0, 1))
 
     def unflatten(self, tensor: Tensor, examples: int) -> Tensor:
@@ -134,7 +135,7 @@ class _Note(TorchFunctionMode):
         result = func(*args, **kwargs)
         results = list(tensors(result))
         if results or func == Tensor.__setitem__:
-            wrapped = any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors((args, kwargs)))
+            wrapped = any(is_functorch_wrapped_tensor(t) for t in tensors((args, kwargs)))
             self.calls.append((func, args, kwargs, results, before + [t.shape for t in results], (wrapped, nodes, _nodes(results))))
         return result
 

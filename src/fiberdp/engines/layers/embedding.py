@@ -44,7 +44,8 @@ class Embedding:
         used = [record for record in records if record.gradients[0] is not None]
         if not used:
             return []
-        terms = [(record.weight, g.float() if (g := record.gradients[0]).dtype == torch.bfloat16 else g) for record in used]
+        gradients = [record.gradients[0] for record in used]
+        terms = [(record.weight, g.float() if g.dtype == torch.bfloat16 else g) for record, g in zip(used, gradients) if g is not None]
         if fixed(used):
             return [(self.refs[0], self._rows(used[0], weighted_sum(terms), examples))]
         rows = [self._rows(record, gradient * weight, examples) for record, (weight, gradient) in zip(used, terms)]
