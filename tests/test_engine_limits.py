@@ -28,7 +28,11 @@ class Everything(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.attention = nn.Conv1d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+        self.conv, self.norm, self.attention = (
+            nn.Conv1d(2, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.MultiheadAttention(4, 2, batch_first=True),
+        )
         self.pos, self.token, self.mlp, self.act = parameter(6, 4), parameter(1, 1, 4), nn.Linear(4, 4), nn.PReLU(4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +75,8 @@ def test_replacing_an_example_moves_the_sum_by_at_most_2C_and_removing_it_by_C(e
 def _state(module: nn.Module) -> list[Any]:
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [
-        (name, sorted(vars(m)), [dict(getattr(m, hook)) for hook in hooks], sorted(m._parameters), m.training) for name, m in module.named_modules()
+        (name, sorted(vars(m)), [dict(getattr(m, hook)) for hook in hooks], sorted(m._parameters), m.training)
+        for name, m in module.named_modules()
     ] + [(name, id(p), p.data_ptr(), p.requires_grad, p.grad, p._backward_hooks, sorted(vars(p))) for name, p in module.named_parameters()]
 
 

@@ -1,4 +1,4 @@
-"""Every layer rule of engine ghost, on drawn shapes, against one example at a time: float64 to 1e-10, float32 to 1e-5 of each sum's norm."""
+"""Every layer rule of engine ghost, on drawn shapes, against one example at a time: to 1e-10 in float64, 1e-5 in float32."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Model(nn.Module):
         super().__init__()
         self.fn = fn
         for name, part in parts.items():
-            self.register_buffer(name, part) if isinstance(part, Tensor) and not isinstance(part, nn.Parameter) else setattr(self, name, part)
+            self.register_buffer(name, part) if isinstance(part, Tensor) and not isinstance(part, nn.Parameter) else setattr(
+                self, name, part
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fn(self, x)
@@ -253,7 +255,10 @@ def encoder_layer_evaluating(r):
 def position_embedding(r):
     t = r.randint(1, 4)
     form = r.choice([(t, 3), (1, t, 3)])
-    return Model(lambda m, x: m.last((m.first(x) + m.pos).tanh()), first=nn.Linear(2, 3), pos=parameter(*form), last=nn.Linear(3, 2)), (t, 2)
+    return Model(lambda m, x: m.last((m.first(x) + m.pos).tanh()), first=nn.Linear(2, 3), pos=parameter(*form), last=nn.Linear(3, 2)), (
+        t,
+        2,
+    )
 
 
 @case
@@ -266,7 +271,9 @@ def position_embedding_looked_up(r):
 @case
 def weight_cast_on_use(r):
     """weight.to(x.dtype) returns the parameter itself where nothing is to be done."""
-    return Model(lambda m, x: F.linear(F.linear(x, m.w.to(x.dtype)).tanh(), m.w.contiguous(), m.b.to(x.dtype)), w=parameter(3, 3), b=parameter(3)), (3,)
+    return Model(
+        lambda m, x: F.linear(F.linear(x, m.w.to(x.dtype)).tanh(), m.w.contiguous(), m.b.to(x.dtype)), w=parameter(3, 3), b=parameter(3)
+    ), (3,)
 
 
 @fallback
@@ -335,7 +342,10 @@ def tied_by_transpose(r):
 @case
 def transposed_product(r):
     turn = r.choice([Tensor.t, lambda w: w.T, lambda w: w.mT, lambda w: w.transpose(0, 1)])
-    return Model(lambda m, x: (x @ turn(m.w)).tanh() @ m.v, w=parameter(4, 3), v=parameter(4, 2)), (*[r.randint(1, 4)] * r.choice([0, 1]), 3)
+    return Model(lambda m, x: (x @ turn(m.w)).tanh() @ m.v, w=parameter(4, 3), v=parameter(4, 2)), (
+        *[r.randint(1, 4)] * r.choice([0, 1]),
+        3,
+    )
 
 
 @case
@@ -352,7 +362,10 @@ def weight_norm_of_a_convolution(r):
 @case
 def low_rank_weight(r):
     """W + B A merged into one weight: derived from three parameters."""
-    return Model(lambda m, x: F.linear(x, m.w + m.b @ m.a).tanh(), w=parameter(4, 3), a=parameter(2, 3), b=parameter(4, 2)), (r.randint(1, 3), 3)
+    return Model(lambda m, x: F.linear(x, m.w + m.b @ m.a).tanh(), w=parameter(4, 3), a=parameter(2, 3), b=parameter(4, 2)), (
+        r.randint(1, 3),
+        3,
+    )
 
 
 @fallback
@@ -362,7 +375,9 @@ def bilinear(r):
 
 def _recurrent(r, kind):
     layer = kind(3, 2, num_layers=r.choice([1, 2]), batch_first=True, bidirectional=r.random() < 0.3)
-    return Model(lambda m, x: m.last(m.layer(m.first(x))[0]), first=nn.Linear(3, 3), layer=layer, last=nn.Linear(2 * (1 + layer.bidirectional), 2)), (
+    return Model(
+        lambda m, x: m.last(m.layer(m.first(x))[0]), first=nn.Linear(3, 3), layer=layer, last=nn.Linear(2 * (1 + layer.bidirectional), 2)
+    ), (
         r.randint(1, 4),
         3,
     )
@@ -426,12 +441,17 @@ def unused_parameter(r):
 @case
 def used_in_vain(r):
     """A result that the loss does not read, and one behind detach."""
-    return Model(lambda m, x: (m.spare(x), m.layer(x) + m.cut(x).detach())[1], layer=nn.Linear(3, 2), spare=nn.Linear(3, 2), cut=nn.Linear(3, 2)), (3,)
+    return Model(
+        lambda m, x: (m.spare(x), m.layer(x) + m.cut(x).detach())[1], layer=nn.Linear(3, 2), spare=nn.Linear(3, 2), cut=nn.Linear(3, 2)
+    ), (3,)
 
 
 @case
 def in_place_relu(r):
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)), (*[r.randint(1, 3)] * r.choice([0, 1]), 3)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)), (
+        *[r.randint(1, 3)] * r.choice([0, 1]),
+        3,
+    )
 
 
 @case
@@ -442,7 +462,7 @@ def in_place_after_everything(r):
         h = m.norm(m.first(x).tanh_()).mul_(2)
         h = m.second(h.relu_()).add_(m.pos)
         a, b = h[..., :3], h[..., 3:]
-        return a.sigmoid_().mul_(m.token.expand(len(x), -1, -1)) * b.tanh()
+        return a.sigmoid_() * m.token.expand(len(x), -1, -1) * b.tanh()
 
     parts = {"first": nn.Linear(3, 4), "norm": nn.LayerNorm(4), "second": nn.Linear(4, 6), "pos": parameter(6), "token": parameter(1, 1, 3)}
     return Model(forward, **parts), (r.randint(1, 3), 3)
@@ -487,7 +507,12 @@ def flattened(r):
 @case
 def flattened_images(r):
     """[b, T, C, H, W] as b T images."""
-    return Model(lambda m, x: m.c(x.flatten(0, 1)).tanh().unflatten(0, x.shape[:2]), c=nn.Conv2d(2, 2, 2, groups=2)), (r.choice([2, 3]), 2, 3, 3)
+    return Model(lambda m, x: m.c(x.flatten(0, 1)).tanh().unflatten(0, x.shape[:2]), c=nn.Conv2d(2, 2, 2, groups=2)), (
+        r.choice([2, 3]),
+        2,
+        3,
+        3,
+    )
 
 
 @case

@@ -26,7 +26,7 @@ class Batched:
     span: int
 
     def split(self, tensor: Tensor, examples: int) -> Tensor:
-        """[..., b span, ...] -> [b, span, ...], the rest in order: a view where memory allows one.  The span may differ from the trace's."""
+        """[..., b span, ...] -> [b, span, ...], the rest in order: a view if memory allows.  The span may differ from the trace's."""
         return self.unflatten(tensor, examples).movedim((self.dim, self.dim + 1), (0, 1))
 
     def unflatten(self, tensor: Tensor, examples: int) -> Tensor:
