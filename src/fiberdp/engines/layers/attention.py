@@ -57,7 +57,7 @@ class Attention:
         in_weight, in_bias, out_weight, out_bias = self.weights
 
         def products(i: int, weight: Ref | None, bias: Ref | None) -> list[tuple[Ref, Part]]:
-            outputs = [(record.weight, features(self.batched, record.gradients[i], examples)) for record in used]
+            outputs = [(record.weight, features(self.batched, record.gradients[i], examples)) for record in used]  # pyright: ignore
             inputs = [features(self.batched, record.inputs[i], examples).to(outputs[0][1].dtype) for record in used]
             return product_parts(weight, bias, inputs, outputs)
 

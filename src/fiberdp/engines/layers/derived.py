@@ -58,7 +58,7 @@ class Derived:
             source, result = call.args[0], call.results[0]
             if source.dim() == 2 and result.shape == source.shape[::-1] and result.stride() == source.stride()[::-1]:
                 refs.transpose(result, read[0].name)
-        return cls(call.function, read, len(call.results))
+        return cls(call.function, read, results=len(call.results))
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.enable_grad():

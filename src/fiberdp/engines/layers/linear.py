@@ -44,7 +44,7 @@ class Linear:
         used = [record for record in records if record.gradients[0] is not None]
         if not used:
             return []
-        outputs = [(record.weight, features(self.batched, record.gradients[0], examples)) for record in used]
+        outputs = [(record.weight, features(self.batched, record.gradients[0], examples)) for record in used]  # pyright: ignore
         inputs = [features(self.batched, record.inputs[0], examples).to(outputs[0][1].dtype) for record in used] if self.weight else []
         return product_parts(self.weight, self.bias, inputs, outputs, out_first=self.out_first, same=fixed(used))
 
