@@ -138,9 +138,9 @@ class Run:
                 f"step {self.optimizer.t} of a plan of {self.plan.steps} steps: a run ends with its plan, because its "
                 "epsilon was calibrated for those steps. Make a plan with more steps."
             )
-        self.prove()
         self.flat.check()
         check_model(self.model)  # a BatchNorm may have been switched back to training mode by model.train()
+        self.prove()
         t, lr = self.optimizer.t, self.optimizer.lr
         self.ledger.spend(t, self.plan.event(t))
         release = self.pipeline.release(t, self.optimizer.d, self.optimizer.scale, tap=self.tap)

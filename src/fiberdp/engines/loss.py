@@ -116,7 +116,7 @@ class _NoCheckpoint(TorchFunctionMode):
     """Refuses functions that run inside torch.utils.checkpoint without reentry: it is seen by its hooks on saved tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # pyright: ignore
         if hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint":
             raise ValueError(_checkpointed("the loss runs torch.utils.checkpoint"))
         return func(*args, **(kwargs or {}))
