@@ -282,6 +282,19 @@ def test_a_layer_that_starts_at_zero_hides_no_wrong_rule(monkeypatch):
         private(Adapter(), classes, ROWS, method="dp-sgd")
 
 
+def test_a_flipped_relu_is_no_wrong_rule(monkeypatch):
+    """float32 rounding is planted, 0.1 % of one weight's gradient: float64 tells that the rule is right."""
+
+    def rounded(self, records, count):
+        return [
+            (ref, Dense(part.dense().gradient * 1.001) if part.dense().gradient.dtype == torch.float32 else part)
+            for ref, part in right_linear(self, records, count)
+        ]
+
+    monkeypatch.setattr(Linear, "parts", rounded)
+    private(nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)), classes, ROWS)
+
+
 def test_models_with_dropout_and_with_random_numbers_of_their_own_are_not_refused():
     class Noisy(nn.Linear):
         def forward(self, x):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fiberdp import _tree, _validate
-from fiberdp.engines import ENGINES, Loss, LossFn, check_independent, check_loss, check_model, compare, rules
-from fiberdp.engines.proof import LIMIT
+from fiberdp.engines import ENGINES, Loss, LossFn, check_independent, check_loss, check_model, rules
+from fiberdp.engines.proof import LIMIT, settled
 from fiberdp.flat import FlatParameters
 from fiberdp.types import Probe
 
@@ -23,7 +23,7 @@ def check(
     """{"model", "engine", "parameters": [{"name", "shape", "rules", "error"}], "max_error", "passed"}.
 
     batch: at least one row, read for its structure only.  rules: of each use of the parameter, in order; empty if the loss does not use
-    it.  error: the larger of one probe and two, relative, see `fiberdp.engines.compare`.  passed: none above 1e-4 (float64: 1e-8).
+    it.  error: the larger of one probe and two, relative, see `fiberdp.engines.proof.settled`.  passed: none above 1e-4 (float64: 1e-8).
     The model's parameters become views into one vector, as in a run; their values and modes stay.
     Raises ValueError for what a run would refuse: more than one number an example, examples that meet, layers no engine can clip.
     """
@@ -37,7 +37,7 @@ def check(
     check_loss(loss, flat.views(flat.theta), row)
     check_independent(loss, flat, row)
     worker = ENGINES[engine](flat, loss)
-    found = [compare(worker, loss, row, probes, count=examples, seed=seed) for seed, probes in enumerate(PROBES)]
+    found = [settled(worker, loss, row, probes, count=examples, seed=seed) for seed, probes in enumerate(PROBES)]
     used = rules(worker)
     parameters = [
         {"name": slot.name, "shape": list(slot.shape), "rules": used[slot.name], "error": _largest([errors[slot.name] for errors in found])}
@@ -86,7 +86,11 @@ def _found(target: str) -> tuple[nn.Module, LossFn, Any]:
             f"{target} returned {_described(made)}: must be (model, loss_fn, batch), a module, a function of model and batch and a "
             "batch of at least one row, because these are what is checked. Return those three."
         )
+<<<<<<< HEAD
     return made[0], made[1], made[2]  # pyright: ignore
+=======
+    return made[0], made[1], made[2]  # pyright: ignore[reportReturnType]
+>>>>>>> w-check
 
 
 def _described(made: Any) -> str:

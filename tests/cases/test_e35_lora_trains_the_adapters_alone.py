@@ -1,4 +1,4 @@
-"""E35 (SUP): a tiny LoRA with A random and B zero, base frozen, AdamW at lr 1e-4: a step moves B by lr, A by its noise alone, the base not.
+"""E35 (SUP): a tiny LoRA with A random and B zero, base frozen, AdamW at lr 1e-4: a step moves B by lr, A by noise alone.
 
 Origin: CASES.md (opacus#820, #826).  Wrong: a base that moves or has optimizer state; parameters that the optimizer has as other objects
 than the model.

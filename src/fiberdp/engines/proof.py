@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from fiberdp.engines.layers.derived import Derived
 from fiberdp.engines.layers.fallback import Fallback
 from fiberdp.engines.loop import LoopEngine
 from fiberdp.engines.loss import Loss, random_state
-from fiberdp.engines.synthetic import examples, without_dropout
+from fiberdp.engines.synthetic import REFUSALS, examples, without_dropout
 from fiberdp.flat import FlatParameters
 from fiberdp.types import Probe
 
@@ -113,28 +114,50 @@ def compare(
 def prove(engine: Any, loss: Loss, row: Any, probes: Sequence[Probe]) -> None:
     """Raise ValueError unless the engine's clipped sum is the oracle's, naming the worst parameter and the rule that serves it.
 
-    One evaluation by each on 2 examples.  Only if they disagree: two more draws, of which one must disagree too, since rounding may
-    flip a ReLU or a maximum; of one example each if the model draws random numbers itself, which then are the same in both.
+    One evaluation by each on 2 examples; more only if they disagree, see `settled`.
     """
     flat: FlatParameters = engine.flat
-    limit = LIMIT[flat.theta.dtype]
     where = probes if len({probe.lookahead for probe in probes}) > 1 else [Probe(1.0, 1.0)]
-    errors = compare(engine, loss, row, where, count=2)
-    if not _above(errors, limit):
+    errors = settled(engine, loss, row, where, count=2)
+    if passed(errors, LIMIT[flat.theta.dtype]):
         return
-    count = 1 if _draws(loss, flat, row) else 2
-    again = {seed: compare(engine, loss, row, where, count=count, seed=seed) for seed in (1, 2)}
-    failed = [seed for seed, found in again.items() if _above(found, limit)]
-    if len(failed) < (1 if count == 2 else 2):
-        return
-    whole = compare(engine, loss, row, where, count=count, seed=failed[0], clip=_Whole())
-    errors = whole if _above(whole, limit) else again[failed[0]]
-    worst = max(errors, key=lambda name: _badness(errors[name]))
+    whole = compare(engine, loss, row, where, count=2, clip=_Whole())
+    errors = whole if not passed(whole) else errors
+    worst, limit = max(errors, key=lambda name: _badness(errors[name])), LIMIT[flat.theta.dtype]
     raise ValueError(
         f"parameter {worst}, served by {' + '.join(rules(engine)[worst]) or 'no rule'}: on synthetic examples engine {engine.name} gives a "
         f"sum that is {errors[worst]:.1e} off the oracle's, relatively; at most {limit:g} is allowed, because clipping bounds "
         "nothing where norms are wrong. Use engine='vmap' or engine='loop'."
     )
+
+
+def settled(engine: Any, loss: Loss, row: Any, probes: Sequence[Probe], *, count: int = 3, seed: int = 0) -> dict[str, float]:
+    """`compare`, and if float32 disagrees the errors of a copy in float64.
+
+    Rounding flips a ReLU or a maximum of a large model now and then, which moves its gradient by 1e-3; a wrong rule is wrong in any
+    precision.
+    Of one example if the model draws random numbers itself, which then are the same in both.  Where the model cannot run in float64, or
+    float32 is off by more than 5 %, the float32 errors stand.
+    """
+    errors = compare(engine, loss, row, probes, count=count, seed=seed)
+    if passed(errors, LIMIT[engine.flat.theta.dtype]):
+        return errors
+    if _draws(loss, engine.flat, row):
+        count = 1
+        errors = compare(engine, loss, row, probes, count=count, seed=seed)
+    if engine.flat.theta.dtype != torch.float32 or passed(errors) or not passed(errors, 0.05):
+        return errors
+    try:
+        module = copy.deepcopy(loss.module).double()
+        wide = Loss(module, loss.loss_fn, loss.multiplicity)
+        row = _tree.map_leaves(lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf, row)
+        return compare(type(engine)(FlatParameters(module), wide), wide, row, probes, count=count, seed=seed)
+    except REFUSALS:
+        return errors
+
+
+def passed(errors: dict[str, float], limit: float = LIMIT[torch.float32]) -> bool:
+    return all(error <= limit for error in errors.values())  # NaN is not
 
 
 def rules(engine: Any) -> dict[str, list[str]]:
@@ -160,10 +183,6 @@ def _said(site: Site) -> str:
 
 def _badness(error: float) -> float:
     return error if error == error else float("inf")  # NaN is worst
-
-
-def _above(errors: dict[str, float], limit: float) -> bool:
-    return not all(error <= limit for error in errors.values())
 
 
 def _draws(loss: Loss, flat: FlatParameters, row: Any) -> bool:

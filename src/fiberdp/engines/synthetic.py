@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DRAWS = ("normal", "uniform", "normal, integers 0", "uniform, integers 0")
 """How leaves are drawn, in the order in which they are tried: a loss may take logarithms, or have one valid index only."""
 
-_REFUSALS = (IndexError, RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError)
+REFUSALS = (IndexError, RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError)
 
 
 def synthetic(row: Any, count: int, generator: torch.Generator, draw: str = DRAWS[0]) -> Any:
@@ -51,7 +51,7 @@ def examples(loss: Loss, row: Any, count: int, seed: int, device: torch.device) 
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), without_dropout(loss.module):
                 losses = functional_call(loss, on_cpu, (batch,))
-        except _REFUSALS:
+        except REFUSALS:
             continue
         if bool(losses.isfinite().all()):
             return _tree.to(batch, device)
