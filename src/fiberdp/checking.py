@@ -86,11 +86,7 @@ def _found(target: str) -> tuple[nn.Module, LossFn, Any]:
             f"{target} returned {_described(made)}: must be (model, loss_fn, batch), a module, a function of model and batch and a "
             "batch of at least one row, because these are what is checked. Return those three."
         )
-<<<<<<< HEAD
     return made[0], made[1], made[2]  # pyright: ignore
-=======
-    return made[0], made[1], made[2]  # pyright: ignore[reportReturnType]
->>>>>>> w-check
 
 
 def _described(made: Any) -> str:

@@ -138,11 +138,7 @@ class Run:
                 f"step {self.optimizer.t} of a plan of {self.plan.steps} steps: a run ends with its plan, because its "
                 "epsilon was calibrated for those steps. Make a plan with more steps."
             )
-<<<<<<< HEAD
-        self.flat.check()  # before anything runs: a model that was moved or converted could not be evaluated
-=======
         self.flat.check()
->>>>>>> w-check
         check_model(self.model)  # a BatchNorm may have been switched back to training mode by model.train()
         self.prove()
         t, lr = self.optimizer.t, self.optimizer.lr
