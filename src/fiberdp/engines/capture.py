@@ -39,7 +39,7 @@ class Record:
     weight: float
     inputs: tuple[Tensor, ...] = ()
     fixed: bool = False
-    gradients: tuple[Tensor | None, ...] = ()
+    gradients: tuple[Any, ...] = ()  # Tensor or None
     versions: tuple[int, ...] = ()
     arguments: tuple[Any, ...] = ()
     watched: list[GradientEdge | Tensor] = field(default_factory=list)
@@ -98,7 +98,8 @@ class Capture(TorchFunctionMode):
                 )
         watched = [item for record in self.records for item in record.watched]
         total = losses.sum()
-        found = iter(torch.autograd.grad(total, watched, allow_unused=True) if total.requires_grad and watched else [None] * len(watched))
+        wanted = total.requires_grad and watched
+        found = iter(torch.autograd.grad(total, watched, allow_unused=True) if wanted else [None] * len(watched))  # pyright: ignore
         for record in self.records:
             record.gradients = tuple(next(found) for _ in record.watched)
             record.watched = []
@@ -108,7 +109,7 @@ class Capture(TorchFunctionMode):
         watched = [(site, item) for site, record in zip(self.sites, self.records) for item in record.watched]
         if not watched or not loss.requires_grad:
             return
-        found = torch.autograd.grad(loss, [item for _, item in watched], allow_unused=True)
+        found = torch.autograd.grad(loss, [item for _, item in watched], allow_unused=True)  # pyright: ignore
         for (site, item), gradient in zip(watched, found):
             where = Batched(0, 1) if isinstance(item, Tensor) else site.batched  # pyright: ignore
             if gradient is not None and bool((where.split(gradient, self.examples)[1].abs() > 0).any()):  # NaN tells nothing

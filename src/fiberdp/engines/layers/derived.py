@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fiberdp.engines.layers.plan import Refs
     from fiberdp.engines.tracing import Call
 
-TRANSPOSES = (torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__, torch.transpose, Tensor.transpose)
+TRANSPOSES = (torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__, torch.transpose, Tensor.transpose)  # pyright: ignore
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Constant:
     rule: ClassVar[str] = "constant"
     function: Callable[..., Any]
     refs: tuple[Ref, ...]
+    reads: tuple[Ref, ...] = ()
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.function(*args, **kwargs)
@@ -45,6 +46,7 @@ class Derived:
     rule: ClassVar[str] = "derived"
     function: Callable[..., Any]
     refs: tuple[Ref, ...]
+    reads: tuple[Ref, ...] = ()
 
     @classmethod
     def of(cls, call: Call, read: tuple[Ref, ...], refs: Refs) -> Derived:

@@ -32,6 +32,7 @@ class Fallback:
     batched: tuple[Batched | None, ...]
     outputs: tuple[Batched | None, ...]
     rule: str = "vmap"
+    reads: tuple[Ref, ...] = ()
 
     @classmethod
     def of(cls, call: Call, read: tuple[Ref, ...], refs: Refs) -> Fallback:
