@@ -39,7 +39,7 @@ class Record:
     weight: float
     inputs: tuple[Tensor, ...] = ()
     fixed: bool = False
-    gradients: tuple[Tensor | None, ...] = ()
+    gradients: tuple[Any, ...] = ()  # Tensor or None
     versions: tuple[int, ...] = ()
     arguments: tuple[Any, ...] = ()
     watched: list[GradientEdge | Tensor] = field(default_factory=list)
@@ -98,8 +98,8 @@ class Capture(TorchFunctionMode):
                 )
         watched = [item for record in self.records for item in record.watched]
         total = losses.sum()
-        needed = total.requires_grad and watched
-        found = iter(torch.autograd.grad(total, watched, allow_unused=True) if needed else [None] * len(watched))  # pyright: ignore
+        wanted = total.requires_grad and watched
+        found = iter(torch.autograd.grad(total, watched, allow_unused=True) if wanted else [None] * len(watched))  # pyright: ignore
         for record in self.records:
             record.gradients = tuple(next(found) for _ in record.watched)
             record.watched = []

@@ -135,7 +135,10 @@ class _Note(TorchFunctionMode):
         result = func(*args, **kwargs)
         results = list(tensors(result))
         if results or func == Tensor.__setitem__:
-            wrapped = any(is_functorch_wrapped_tensor(t) for t in tensors((args, kwargs)))
+            wrapped = any(
+                torch._C._functorch.is_functorch_wrapped_tensor(t)  # pyright: ignore
+                for t in tensors((args, kwargs))
+            )
             self.calls.append((func, args, kwargs, results, before + [t.shape for t in results], (wrapped, nodes, _nodes(results))))
         return result
 

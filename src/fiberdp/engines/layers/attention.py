@@ -36,6 +36,7 @@ class Attention:
     weights: tuple[Ref | None, ...]
     batched: Batched
     same: bool
+    reads: tuple[Ref, ...] = ()
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         a = _bind(*args, **kwargs)

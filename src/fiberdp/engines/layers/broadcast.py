@@ -41,6 +41,7 @@ class Broadcast:
     refs: tuple[Ref, ...]
     out: Batched
     dims: int
+    reads: tuple[Ref, ...] = ()
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         shapes = [_padded(t.shape, self.dims) for t in tensors((args, kwargs)) if not capture.ref(t)]
@@ -71,6 +72,7 @@ class Layout:
     refs: tuple[Ref, ...]
     shape: torch.Size
     batched: Batched
+    reads: tuple[Ref, ...] = ()
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         return capture.watch(self.function(*args, **kwargs).clone(memory_format=torch.contiguous_format))

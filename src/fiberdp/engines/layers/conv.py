@@ -41,6 +41,7 @@ class Conv:
     shape: torch.Size
     geometry: Geometry
     batched: Batched
+    reads: tuple[Ref, ...] = ()
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         x = _bind(*args, **kwargs)[0]

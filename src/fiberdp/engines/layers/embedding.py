@@ -34,6 +34,7 @@ class Embedding:
     table: torch.Size
     padding: int | None
     batched: Batched
+    reads: tuple[Ref, ...] = ()
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         ids, *_ = _bind(*args, **kwargs)

@@ -33,6 +33,7 @@ class Linear:
     bias: Ref | None
     out_first: bool
     batched: Batched
+    reads: tuple[Ref, ...] = ()
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         x, _, _ = _bind(self.function, args, kwargs)

@@ -33,6 +33,7 @@ class Norm:
     trailing: int
     batched: Batched
     normalised: Callable[..., Tensor]
+    reads: tuple[Ref, ...] = ()
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         capture.keep(args[0] if args else kwargs["input"])
