@@ -47,6 +47,7 @@ class Derived:
     function: Callable[..., Any]
     refs: tuple[Ref, ...]
     reads: tuple[Ref, ...] = ()
+    results: int = 1
 
     @classmethod
     def of(cls, call: Call, read: tuple[Ref, ...], refs: Refs) -> Derived:
