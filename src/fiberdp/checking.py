@@ -10,7 +10,7 @@ from torch import nn
 
 from fiberdp import _tree, _validate
 from fiberdp.engines import ENGINES, Loss, LossFn, check_independent, check_loss, check_model, rules
-from fiberdp.engines.proof import LIMIT, settled
+from fiberdp.engines.proof import LIMIT, badness, settled
 from fiberdp.flat import FlatParameters
 from fiberdp.types import Probe
 
@@ -39,11 +39,11 @@ def check(
     worker = ENGINES[engine](flat, loss)
     found = [settled(worker, loss, row, probes, count=examples, seed=seed) for seed, probes in enumerate(PROBES)]
     used = rules(worker)
+    errors = {slot.name: max((each[slot.name] for each in found), key=badness) for slot in flat.slots}
     parameters = [
-        {"name": slot.name, "shape": list(slot.shape), "rules": used[slot.name], "error": _largest([errors[slot.name] for errors in found])}
-        for slot in flat.slots
+        {"name": slot.name, "shape": list(slot.shape), "rules": used[slot.name], "error": errors[slot.name]} for slot in flat.slots
     ]
-    worst = _largest([parameter["error"] for parameter in parameters])
+    worst = max(errors.values(), key=badness)
     passed = worst <= LIMIT[flat.theta.dtype]
     return {"model": name, "engine": engine, "parameters": parameters, "max_error": worst, "passed": passed}
 
@@ -91,7 +91,3 @@ def _found(target: str) -> tuple[nn.Module, LossFn, Any]:
 
 def _described(made: Any) -> str:
     return f"({', '.join(type(part).__name__ for part in made)})" if isinstance(made, (tuple, list)) else type(made).__name__
-
-
-def _largest(errors: list[float]) -> float:
-    return max(errors, key=lambda error: error if error == error else float("inf"))

@@ -102,7 +102,7 @@ def test_a_method_takes_all_its_steps_and_stays_finite(method, engine):
 def test_a_factor_of_zero_is_not_enough(monkeypatch):
     """The fault, planted: rows that are not finite are multiplied by 0 instead of overwritten."""
 
-    def multiplied(leaves, clip, flat, out):
+    def multiplied(leaves, clip, out):
         leaves = list(leaves)
         norms = torch.stack([squared_norms(u) for _, u in leaves]).sum(0).sqrt()
         factors = torch.where(norms.isfinite(), clip.factors(norms), 0.0).float()

@@ -32,8 +32,8 @@ class Ref:
 class Record:
     """What one use left at one evaluation point of weight `weight`.
 
-    inputs: values the function read.  fixed: none of them needs a gradient.  arguments: its
-    other arguments.  gradients: of the sum of losses with respect to what was watched, None where it does not matter.
+    inputs: values the function read.  fixed: none of them needs a gradient.  arguments: its other arguments.
+    gradients: of the sum of losses with respect to what was watched, float32 or more, None where it does not matter.
     """
 
     weight: float
@@ -54,7 +54,9 @@ class Site(Protocol):
     reads: tuple[Ref, ...]  # what the call read at set-up, in order; refs are those that get gradients
 
     def run(self, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]: ...
+    def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]:
+        """records: one a point, those in which a gradient arrived; at least one."""
+        ...
 
 
 class Capture(TorchFunctionMode):
@@ -101,7 +103,7 @@ class Capture(TorchFunctionMode):
         wanted = total.requires_grad and watched
         found = iter(torch.autograd.grad(total, watched, allow_unused=True) if wanted else [None] * len(watched))  # pyright: ignore
         for record in self.records:
-            record.gradients = tuple(next(found) for _ in record.watched)
+            record.gradients = tuple(wide(next(found)) for _ in record.watched)
             record.watched = []
 
     def check_apart(self, loss: Tensor) -> None:
@@ -183,6 +185,11 @@ class Capture(TorchFunctionMode):
             f"{name_of(expected.function) if expected else 'nothing more'} at set-up: engine ghost needs the same operations for every "
             "batch, because it was checked for those. Use engine='vmap' or engine='loop'."
         )
+
+
+def wide(x: Any) -> Any:
+    """In float32 if `x` is shorter: norms and sums are never half precision."""
+    return x.float() if x is not None and x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def fixed(records: Sequence[Record]) -> bool:

@@ -21,7 +21,7 @@ from fiberdp.engines.layers.conv import Conv, channels_last
 from fiberdp.engines.loss import Loss, random_state, saved_bytes
 from fiberdp.engines.parts import Dense, Outer, Part, Rows, Tied
 from fiberdp.engines.points import points
-from fiberdp.engines.sums import LARGEST_MICRO_BATCH, Clip, Tap, clip_factors
+from fiberdp.engines.sums import Clip, Tap, clip_factors, fitting_micro_batch
 from fiberdp.engines.tracing import check_seen, trace
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
@@ -51,8 +51,7 @@ class GhostEngine:
         with saved_bytes(self.flat) as saved:
             capture, _ = self._evaluate(self.flat.theta.detach(), 1.0, blank, 1, 0, 0.0)
         factors = sum(t.nbytes for record in capture.records for t in (*record.inputs, *record.gradients) if t is not None)
-        fitting = min(LARGEST_MICRO_BATCH // copies, self.memory_budget // (saved[0] + min(num_probes, 2) * factors + 1))
-        return 1 << (max(1, fitting).bit_length() - 1)
+        return fitting_micro_batch(saved[0] + min(num_probes, 2) * factors, self.memory_budget, copies)
 
     def prepare(self, row: Any) -> list[Site]:
         """Trace the loss on blank rows and choose a rule for every use of a parameter.  row: a batch of one example, for its structure."""
@@ -118,13 +117,13 @@ class GhostEngine:
             parts[slot.name].squared_norms() if slot.name in parts else torch.zeros(examples, dtype=torch.float64, device=total.device)
             for slot in self.flat.slots
         ])  # fmt: skip
-        factors, norms = clip_factors(squares, clip, self.flat, total.dtype)
+        factors, norms = clip_factors(squares, clip, total.dtype)
         finite = norms.isfinite()
+        silenced = not bool(finite.all())
         views = self.flat.views(total)
-        for slot, own in zip(self.flat.slots, factors):
-            if slot.name in parts:
-                part = parts.pop(slot.name)
-                (part if bool(finite.all()) else part.silenced(finite)).add_weighted_(views[slot.name], own)
+        for name in list(parts):
+            part = parts.pop(name)  # its memory is free before the next is used
+            (part.silenced(finite) if silenced else part).add_weighted_(views[name], factors)
         if tap is not None and losses is not None:
             tap(losses, norms)
         return ClippedSum(total, clip.sensitivity)
@@ -139,7 +138,7 @@ class GhostEngine:
         with random_state(seed, point.device), torch.enable_grad():  # the same dropout masks at every point
             with Capture(self.sites, views, weight, examples) as capture:
                 losses = self.loss.at(views, batch, rows)
-            capture.gradients(losses * (scale / self.loss.multiplicity) if scale / self.loss.multiplicity != 1 else losses)
+            capture.gradients(losses * (scale / self.loss.multiplicity))
         return capture, losses.detach()
 
     def _parts(self, captures: list[Capture], examples: int) -> dict[str, Part]:
@@ -147,14 +146,12 @@ class GhostEngine:
         assert self.sites is not None
         found: dict[str, list[Part]] = {}
         for at, site in enumerate(self.sites):
-            records = [capture.records[at] for capture in captures]
-            if all(ref.name for ref in site.refs):
-                for ref, part in site.parts(records, examples):
-                    found.setdefault(ref.name, []).append(part)
-                continue
-            for capture, record in zip(captures, records):  # what is derived from parameters differs from point to point
-                for ref, part in site.parts([record], examples):
-                    for name, own in _pulled_back(capture, ref, part):
+            reached = [capture for capture in captures if any(g is not None for g in capture.records[at].gradients)]
+            # what is derived from parameters differs from point to point
+            groups = [reached] if all(ref.name for ref in site.refs) else [[capture] for capture in reached]
+            for group in filter(None, groups):
+                for ref, part in site.parts([capture.records[at] for capture in group], examples):
+                    for name, own in _pulled_back(group[0], ref, part):
                         found.setdefault(name, []).append(own)
         return {name: _joined(parts) for name, parts in found.items()}
 

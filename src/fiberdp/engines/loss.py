@@ -16,6 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from fiberdp import _tree
+from fiberdp.engines.tracing import nodes, visit
 from fiberdp.flat import FlatParameters
 
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -137,7 +138,7 @@ def check_loss(loss: Loss, parameters: Mapping[str, Tensor], row: Any) -> None:
     leaves = {name: view.detach().requires_grad_() for name, view in parameters.items()}
     with torch.enable_grad(), random_state(0, device), _NoCheckpoint():
         losses = loss.at(leaves, _tree.to(_tree.zeros(row, 2 * loss.multiplicity), device), 2 * loss.multiplicity)
-    if any(node.name() == "CheckpointFunctionBackward" for node in _nodes(losses)):
+    if any(node.name() == "CheckpointFunctionBackward" for node in visit(nodes([losses]))):
         raise ValueError(_checkpointed("the loss runs torch.utils.checkpoint(use_reentrant=True)"))
 
 
@@ -157,14 +158,3 @@ def _checkpointed(what: str) -> str:
         "the point at which the gradient is taken. Use model.gradient_checkpointing_disable() or call the layers directly; a smaller "
         "micro_batch_size bounds memory."
     )
-
-
-def _nodes(losses: Tensor) -> Iterator[Any]:
-    """Every node of the graph that led to `losses`."""
-    seen, left = set(), [losses.grad_fn]
-    while left:
-        node = left.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            left += [before for before, _ in node.next_functions]

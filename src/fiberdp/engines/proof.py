@@ -21,12 +21,10 @@ from fiberdp.flat import FlatParameters
 from fiberdp.types import Probe
 
 LIMIT = {torch.float32: 1e-4, torch.float64: 1e-8}
-"""Largest relative error of one parameter's clipped sum.  float32 models reach 1e-6; a wrong rule is off by far more."""
+"""Largest relative error of one parameter's clipped sum, and of a loss.  float32 models reach 1e-6; a wrong rule is off by far more."""
 
 SMALLEST_SHARE = 1e-2
 """Of the sum of all examples' norms: smaller sums are measured against this, since what cancels has no digits of its own."""
-
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def check_independent(loss: Loss, flat: FlatParameters, row: Any) -> None:
             return loss.at(parameters, of, rows * k)
 
     def same(a: Tensor, b: Tensor) -> bool:
-        tolerance = TOLERANCE[flat.theta.dtype]
+        tolerance = LIMIT[flat.theta.dtype]
         finite = a.detach()[a.isfinite()].abs()
         return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(finite.max()) if len(finite) else 0.0, equal_nan=True)
 
@@ -123,7 +121,7 @@ def prove(engine: Any, loss: Loss, row: Any, probes: Sequence[Probe]) -> None:
         return
     whole = compare(engine, loss, row, where, count=2, clip=_Whole())
     errors = whole if not passed(whole) else errors
-    worst, limit = max(errors, key=lambda name: _badness(errors[name])), LIMIT[flat.theta.dtype]
+    worst, limit = max(errors, key=lambda name: badness(errors[name])), LIMIT[flat.theta.dtype]
     raise ValueError(
         f"parameter {worst}, served by {' + '.join(rules(engine)[worst]) or 'no rule'}: on synthetic examples engine {engine.name} gives a "
         f"sum that is {errors[worst]:.1e} off the oracle's, relatively; at most {limit:g} is allowed, because clipping bounds "
@@ -181,7 +179,8 @@ def _said(site: Site) -> str:
     return f"{site.rule} fallback of {name_of(site.function)}" if isinstance(site, Fallback) else site.rule
 
 
-def _badness(error: float) -> float:
+def badness(error: float) -> float:
+    """By which errors are ordered."""
     return error if error == error else float("inf")  # NaN is worst
 
 

@@ -8,8 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fiberdp.flat import FlatParameters
-
 LARGEST_MICRO_BATCH = 256  # beyond it the working set leaves the cache and nothing gets faster
 BLOCK = 4096  # a float32 dot product over more than this loses digits, always downwards
 
@@ -41,30 +39,35 @@ def squared_norms(gradient: Tensor) -> Tensor:
     return blocks.double().square().sum(1) + tail
 
 
-def clip_factors(squares: Tensor, clip: Clip, flat: FlatParameters, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """From ||u_i||^2 of each parameter, float64 [slots, b]: what each is multiplied with, [slots, b], and the norms ||u_i||, float64 [b].
+def clip_factors(squares: Tensor, clip: Clip, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """From ||u_i||^2 of each parameter, float64 [slots, b]: what each example is multiplied with, [b], and the norms ||u_i||, float64 [b].
 
-    An example whose norm is NaN or infinite gets factors of exactly 0.
+    An example whose norm is NaN or infinite gets a factor of exactly 0.
     """
     norms = squares.sum(0).sqrt()
     finite = norms.isfinite()
-    slack = 1 + NORM_SLACK[dtype]
-    factors = clip.factors(torch.where(finite, norms, 0.0) * slack).expand(len(squares), -1)
+    factors = clip.factors(torch.where(finite, norms, 0.0) * (1 + NORM_SLACK[dtype]))
     return torch.where(finite, factors, 0.0).to(dtype), norms
 
 
-def clipped_total(leaves: Iterable[tuple[slice, Tensor]], clip: Clip, flat: FlatParameters, out: Tensor) -> Tensor:
-    """out[where] += Sum_i factor_i u_i for each (where, u [b, …]), one a slot; returns the norms ||u_i||, float64 [b].
+def clipped_total(leaves: Iterable[tuple[slice, Tensor]], clip: Clip, out: Tensor) -> Tensor:
+    """out[where] += Sum_i factor_i u_i for each (where, u [b, …]); returns the norms ||u_i||, float64 [b].
 
     An example that is not finite contributes exactly 0: its rows are overwritten, since 0 * NaN is NaN.
     """
     leaves = list(leaves)
-    factors, norms = clip_factors(torch.stack([squared_norms(u) for _, u in leaves]), clip, flat, out.dtype)
+    factors, norms = clip_factors(torch.stack([squared_norms(u) for _, u in leaves]), clip, out.dtype)
     finite = norms.isfinite()
     silenced = not bool(finite.all())
-    for (where, u), own in zip(leaves, factors):
+    for where, u in leaves:
         u = u.flatten(1) if u.dim() > 1 else u.unsqueeze(1)
         if silenced:
             u = torch.where(finite[:, None], u, 0.0)
-        out[where].addmv_(u.t(), own)
+        out[where].addmv_(u.t(), factors)
     return norms
+
+
+def fitting_micro_batch(bytes_each: int, budget: int, copies: int) -> int:
+    """How many examples of `copies` rows and `bytes_each` fit `budget`: a power of two, at most 256 rows (or one example)."""
+    fitting = min(LARGEST_MICRO_BATCH // copies, budget // max(1, bytes_each))
+    return 1 << (max(1, fitting).bit_length() - 1)

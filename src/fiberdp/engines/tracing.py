@@ -6,7 +6,7 @@ that grows from 2n to 3n is the batch; no layer's convention has to be known or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,7 @@ def rebuilt(value: Any, fn: Callable[[Tensor], Any]) -> Any:
     return value
 
 
-def _nodes(values: Iterable[Tensor]) -> tuple[Node, ...]:
+def nodes(values: Iterable[Tensor]) -> tuple[Node, ...]:
     return tuple(get_gradient_edge(value).node for value in values if value.requires_grad)
 
 
@@ -100,9 +100,8 @@ def check_seen(calls: list[Call], views: dict[str, Tensor], losses: Tensor) -> N
     """
     seen: set[Node] = set()
     for call in calls:
-        _visit(call.after, set(call.before), seen)
-    whole: set[Node] = set()
-    _visit(_nodes([losses]), set(), whole)
+        visit(call.after, set(call.before), seen)
+    whole = visit(nodes([losses]))
     names = {get_gradient_edge(view).node: name for name, view in views.items()}
     hidden = {names[after] for node in whole - seen for after, _ in node.next_functions if after in names}
     if hidden:
@@ -112,13 +111,16 @@ def check_seen(calls: list[Call], views: dict[str, Tensor], losses: Tensor) -> N
         )
 
 
-def _visit(start: Iterable[Node], stop: set[Node], found: set[Node]) -> None:
+def visit(start: Iterable[Node], stop: Set[Node] = frozenset(), found: set[Node] | None = None) -> set[Node]:
+    """Every node from `start` back to `stop`, added to `found`."""
+    found = set() if found is None else found
     waiting = [node for node in start if node not in stop]
     while waiting:
         node = waiting.pop()
         if node not in found:
             found.add(node)
             waiting += [after for after, _ in node.next_functions if after is not None and after not in stop]
+    return found
 
 
 class _Note(TorchFunctionMode):
@@ -130,7 +132,7 @@ class _Note(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        before, nodes = [t.shape for t in tensors((args, kwargs))], _nodes(tensors((args, kwargs)))
+        before, sources = [t.shape for t in tensors((args, kwargs))], nodes(tensors((args, kwargs)))
         result = func(*args, **kwargs)
         results = list(tensors(result))
         if results or func == Tensor.__setitem__:
@@ -138,7 +140,7 @@ class _Note(TorchFunctionMode):
                 torch._C._functorch.is_functorch_wrapped_tensor(t)  # pyright: ignore
                 for t in tensors((args, kwargs))
             )
-            self.calls.append((func, args, kwargs, results, before + [t.shape for t in results], (wrapped, nodes, _nodes(results))))
+            self.calls.append((func, args, kwargs, results, before + [t.shape for t in results], (wrapped, sources, nodes(results))))
         return result
 
 

@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 from fiberdp import _tree
 from fiberdp.engines.loss import Loss, random_state, saved_bytes
 from fiberdp.engines.points import points
-from fiberdp.engines.sums import LARGEST_MICRO_BATCH, Clip, Tap, clipped_total
+from fiberdp.engines.sums import Clip, Tap, clipped_total, fitting_micro_batch
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
 
@@ -50,8 +50,7 @@ class VmapEngine:
             copies = _tree.to(_tree.zeros(row, self.loss.multiplicity), device)
             self.loss.of_one(self.flat.views(self.flat.theta.detach().requires_grad_()), copies)
         gradients = self.flat.numel * self.flat.theta.element_size() * (1 + min(num_probes, 2))
-        fitting = min(LARGEST_MICRO_BATCH // self.loss.multiplicity, self.memory_budget // (gradients + 3 * saved[0]))
-        return 1 << (max(1, fitting).bit_length() - 1)
+        return fitting_micro_batch(gradients + 3 * saved[0], self.memory_budget, self.loss.multiplicity)
 
     def clipped_sum(
         self, probes: Sequence[Probe], d: Tensor | None, batch: Any, clip: Clip, *,
@@ -78,7 +77,7 @@ class VmapEngine:
         if scale is not None:
             for name, factor in self.flat.views(scale).items():
                 u[name] = u[name] * factor
-        norms = clipped_total(((slice(slot.start, slot.stop), u[slot.name]) for slot in self.flat.slots), clip, self.flat, total)
+        norms = clipped_total(((slice(slot.start, slot.stop), u[slot.name]) for slot in self.flat.slots), clip, total)
         if tap is not None:
             tap(losses, norms)
         return ClippedSum(total, clip.sensitivity)

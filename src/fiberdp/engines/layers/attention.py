@@ -112,7 +112,7 @@ def _core(q: Tensor, k: Tensor, v: Tensor, a: _Arguments) -> tuple[Tensor, Tenso
         padding = _additive(a.key_padding_mask, q.dtype).view(n, 1, 1, source)
         mask = padding if mask is None else mask + padding
     if not a.need_weights:
-        causal = (a.causal and mask is None) or (a.causal and a.key_padding_mask is None)
+        causal = a.causal and a.key_padding_mask is None
         out = F.scaled_dot_product_attention(q, k, v, None if causal else mask, a.dropout, causal)
         return out.permute(2, 0, 1, 3).reshape(length, n, width), None
     scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)

@@ -78,9 +78,7 @@ class Layout:
         return capture.watch(self.function(*args, **kwargs).clone(memory_format=torch.contiguous_format))
 
     def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]:
-        terms = [(record.weight, record.gradients[0]) for record in records if record.gradients[0] is not None]
-        if not terms:
-            return []
+        terms = [(record.weight, record.gradients[0]) for record in records]
         gradient = self.batched.split(weighted_sum(terms), examples)  # [b, span, ...]
         padded = (1,) * (gradient.dim() - 1 - len(self.shape)) + tuple(self.shape)
         summed = [i + 1 for i, (size, own) in enumerate(zip(gradient.shape[1:], padded)) if own != size]
@@ -114,8 +112,7 @@ def leaf_parts(refs: Sequence[Ref], records: Sequence[Record]) -> list[tuple[Ref
     for j, ref in enumerate(refs):
         terms = [(record.weight, gradient) for record in records if (gradient := record.gradients[j]) is not None]
         if terms:
-            total = weighted_sum(terms)
-            found.append((ref, Dense(total.float() if total.dtype == torch.bfloat16 else total)))
+            found.append((ref, Dense(weighted_sum(terms))))
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fiberdp.engines.capture import Capture, Record, Ref, fixed
+from fiberdp.engines.capture import Capture, Record, Ref, fixed, wide
 from fiberdp.engines.layers.linear import weighted_sum
 from fiberdp.engines.parts import Dense, Part
 from fiberdp.engines.tracing import Batched
@@ -50,19 +50,16 @@ class Conv:
         return capture.watch(self.function(*args, **kwargs))
 
     def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]:
-        used = [record for record in records if record.gradients[0] is not None]
-        if not used:
-            return []
-        outputs = [(record.weight, _wide(record.gradients[0])) for record in used]
+        outputs = [(record.weight, record.gradients[0]) for record in records]
         found: list[tuple[Ref, Part]] = []
         if self.bias:
             terms = [(w, self.batched.split(b, examples).flatten(3).sum((1, 3))) for w, b in outputs]
             found.append((self.bias, Dense(weighted_sum(terms))))
         if self.weight:
-            inputs = [_wide(record.inputs[0]) for record in used]
-            if fixed(used):
+            inputs = [wide(record.inputs[0]) for record in records]
+            if fixed(records):
                 outputs, inputs = [(1.0, weighted_sum(outputs))], inputs[:1]
-            form = by_windows if self._few_windows(outputs[0][1]) else per_example_weights
+            form = by_windows if self._few_windows(outputs[0][1]) else by_groups
             found.append((self.weight, Dense(form(inputs, outputs, self.shape, self.geometry, examples))))
         return found
 
@@ -79,11 +76,11 @@ class Geometry:
     groups: int
 
 
-def per_example_weights(
-    inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, b: int
+def by_groups(
+    inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, examples: int
 ) -> Tensor:
     """Sum_k w_k grad W_i, [b, *shape]: the weight gradient of ONE convolution with b groups, whose batch are the points and copies."""
-    span = len(inputs[0]) // b
+    b, span = examples, len(inputs[0]) // examples
 
     def grouped(x: Tensor) -> Tensor:  # [b span, C, ...] -> [span, b C, ...]
         if span == 1:
@@ -155,10 +152,6 @@ def match(call: Call, refs: Refs) -> Conv | None:
 
 def _tuple(value: Any, dims: int) -> tuple[int, ...]:
     return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
-
-
-def _wide(x: Any) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def _bind(

@@ -42,14 +42,10 @@ class Embedding:
         return capture.watch(self.function(*args, **kwargs))
 
     def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]:
-        used = [record for record in records if record.gradients[0] is not None]
-        if not used:
-            return []
-        gradients = [record.gradients[0] for record in used]
-        terms = [(record.weight, g.float() if g.dtype == torch.bfloat16 else g) for record, g in zip(used, gradients) if g is not None]
-        if fixed(used):
-            return [(self.refs[0], self._rows(used[0], weighted_sum(terms), examples))]
-        rows = [self._rows(record, gradient * weight, examples) for record, (weight, gradient) in zip(used, terms)]
+        if fixed(records):
+            total = weighted_sum([(record.weight, record.gradients[0]) for record in records])
+            return [(self.refs[0], self._rows(records[0], total, examples))]
+        rows = [self._rows(record, record.gradients[0] * record.weight, examples) for record in records]
         return [(self.refs[0], Rows.joined(rows))]
 
     def _rows(self, record: Record, gradient: Tensor, examples: int) -> Rows:

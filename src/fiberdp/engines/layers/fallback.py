@@ -19,7 +19,6 @@ from fiberdp.engines.parts import Part
 from fiberdp.engines.tracing import Batched, rebuilt, tensors
 
 if TYPE_CHECKING:
-    from fiberdp.engines.layers.plan import Refs
     from fiberdp.engines.tracing import Call
 
 
@@ -35,7 +34,7 @@ class Fallback:
     reads: tuple[Ref, ...] = ()
 
     @classmethod
-    def of(cls, call: Call, read: tuple[Ref, ...], refs: Refs) -> Fallback:
+    def of(cls, call: Call, read: tuple[Ref, ...]) -> Fallback:
         arguments = list(tensors((call.args, call.kwargs)))
         return cls(call.function, read, tuple(map(call.where, arguments)), tuple(map(call.where, call.results)))
 

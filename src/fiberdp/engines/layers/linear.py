@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fiberdp.engines.capture import Capture, Record, Ref, fixed
+from fiberdp.engines.capture import Capture, Record, Ref, fixed, wide
 from fiberdp.engines.parts import Block, Dense, Outer, Part
 from fiberdp.engines.tracing import Batched
 
@@ -42,12 +42,9 @@ class Linear:
         return capture.watch(self.function(*args, **kwargs))
 
     def parts(self, records: Sequence[Record], examples: int) -> list[tuple[Ref, Part]]:
-        used = [record for record in records if record.gradients[0] is not None]
-        if not used:
-            return []
-        outputs = [(record.weight, features(self.batched, record.gradients[0], examples)) for record in used]  # pyright: ignore
-        inputs = [features(self.batched, record.inputs[0], examples).to(outputs[0][1].dtype) for record in used] if self.weight else []
-        return product_parts(self.weight, self.bias, inputs, outputs, out_first=self.out_first, same=fixed(used))
+        outputs = [(record.weight, features(self.batched, record.gradients[0], examples)) for record in records]
+        inputs = [features(self.batched, record.inputs[0], examples).to(outputs[0][1].dtype) for record in records] if self.weight else []
+        return product_parts(self.weight, self.bias, inputs, outputs, out_first=self.out_first, same=fixed(records))
 
 
 def product_parts(
@@ -84,8 +81,7 @@ def match(call: Call, refs: Refs) -> Linear | None:
 
 def features(batched: Batched, x: Tensor, examples: int) -> Tensor:
     """[..., p] -> [b, s, p], float32 or more."""
-    x = batched.split(x, examples).flatten(1, -2)
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return wide(batched.split(x, examples).flatten(1, -2))
 
 
 def weighted_sum(terms: Sequence[tuple[float, Tensor]]) -> Tensor:

@@ -44,8 +44,6 @@ class Norm:
         weights, biases = [], []
         for record in records:
             gradient = record.gradients[0]
-            if gradient is None:
-                continue
             if self.weight:
                 args, kwargs = record.arguments
                 x_hat = self.normalised(record.inputs[0], *args, **kwargs)
@@ -56,7 +54,6 @@ class Norm:
 
     def _reduced(self, x: Tensor, examples: int) -> Tensor:
         """[N, ...] -> [b, *shape]: the sum over everything but example and affine entry."""
-        x = x.float() if x.dtype == torch.bfloat16 else x
         x = self.batched.split(x, examples)  # [b, span, ...]
         if self.trailing:
             return x.flatten(1, -1 - self.trailing).sum(1)

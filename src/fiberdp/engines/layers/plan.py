@@ -62,7 +62,7 @@ def plan_sites(calls: list[Call], views: dict[str, Tensor]) -> list[Site]:
             site = Derived.of(call, read, refs)
         else:
             rule = RULES.get(call.function)
-            site = (rule(call, refs) if rule else None) or Fallback.of(call, read, refs)
+            site = (rule(call, refs) if rule else None) or Fallback.of(call, read)
         site.reads = read
         sites.append(site)
     return sites
