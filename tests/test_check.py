@@ -459,6 +459,10 @@ def good():
     return nn.Linear(5, 3), lambda m, b: m(b["x"]).square().sum(1), {"x": torch.zeros(4, 5), "text": ["a"] * 4}
 def bad():
     return nn.Linear(5, 3), 7
+def asks(width, *, depth=1):
+    return None
+
+
 def nothing():
     return None
 def empty():
@@ -495,6 +499,7 @@ def test_the_command_on_a_function_of_the_users(capsys, monkeypatch):
         (("my_own_models:f",), "my_own_models has no f"),
         (("my_own_models:bad",), "returned (Linear, int)"),
         (("my_own_models:nothing",), "returned NoneType"),
+        (("my_own_models:asks",), "needs width"),
         (("my_own_models:empty",), "no rows"),
         (("my_own_models:mixed",), "in a batch of 3 than alone"),
         (("digits", "--engine", "warp"), "engine='warp'"),

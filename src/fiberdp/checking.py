@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -80,6 +82,10 @@ def _found(target: str) -> tuple[nn.Module, LossFn, Any]:
         raise ValueError(f"{target}: {module} must be a module that can be imported, and {error}. Run where it can be found.") from error
     except AttributeError as error:
         raise ValueError(f"{target}: {module} has no {function}: it must be defined there to be called. Check its name.") from error
+    if callable(make) and (needed := _needed(make)):
+        raise ValueError(
+            f"{target} needs {needed}: it must be callable without arguments, because nothing is known to call it with. Wrap it."
+        )
     made = make() if callable(make) else make
     if not (isinstance(made, (tuple, list)) and len(made) == 3 and isinstance(made[0], nn.Module) and callable(made[1])):
         raise ValueError(
@@ -87,6 +93,12 @@ def _found(target: str) -> tuple[nn.Module, LossFn, Any]:
             "batch of at least one row, because these are what is checked. Return those three."
         )
     return made[0], made[1], made[2]  # pyright: ignore
+
+
+def _needed(function: Callable[..., Any]) -> str:
+    """The arguments that `function` cannot be called without."""
+    optional = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return ", ".join(p.name for p in signature(function).parameters.values() if p.default is p.empty and p.kind not in optional)
 
 
 def _described(made: Any) -> str:
