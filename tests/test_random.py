@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 from scipy.special import ndtr
 
-from fiberdp import _random
+from fiberdp import _native, _random
 from fiberdp._random import STREAMS, Keys
 
 N = 20_000_000  # normals in the tests of their distribution
@@ -103,13 +105,26 @@ def test_normals_begin_at_the_word_of_their_segment_far_into_a_step():
     assert z.item() == pytest.approx(math.sqrt(-2 * math.log(u)) * math.cos(phi), abs=1e-12)
 
 
-def radius(words: list[int]) -> list[float]:
-    """The radius that `_box_muller` gives to each word: its z at angle 0."""
+def pairs_of(radii: list[int], angles: list[int], way: str) -> np.ndarray:
+    """The normals [2, 512] of one segment, by the C file or by torch."""
     pairs = torch.zeros(1, 2, 512, dtype=torch.int64)
-    pairs[0, 0, : len(words)] = torch.tensor(words)
-    radius, cos, sin = torch.empty(3, 1, 512, dtype=torch.float64)
-    _random._box_muller(pairs, 1.0, radius, cos, sin)
-    return cos[0].tolist()
+    pairs[0, 0, : len(radii)] = torch.tensor(radii)
+    pairs[0, 1, : len(angles)] = torch.tensor(angles)
+    cos_sin = torch.empty(2, 1, 512, dtype=torch.float64)
+    if way == "torch":
+        _random._box_muller(pairs, 1.0, torch.empty(1, 512, dtype=torch.float64), *cos_sin)
+    else:
+        function = _random._compiled(torch.float64, False)
+        if function is None:
+            pytest.skip("no C compiler here")
+        function(pairs.data_ptr(), 1, 1.0, cos_sin.data_ptr())
+    return cos_sin[:, 0].numpy()
+
+
+@pytest.fixture(params=["torch", "compiled"])
+def radius(request):
+    """The radius that each word is given: its z at angle 0."""
+    return lambda words: pairs_of(words, [], request.param)[0].tolist()
 
 
 def follows_the_tail(radius_of) -> bool:
@@ -119,7 +134,7 @@ def follows_the_tail(radius_of) -> bool:
     return bool(np.allclose(radius_of(words)[: len(words)], exact, rtol=1e-14, atol=0))
 
 
-def test_radius_is_exact_out_to_9_standard_deviations_and_24_bits_are_rejected():
+def test_radius_is_exact_out_to_9_standard_deviations_and_24_bits_are_rejected(radius):
     assert follows_the_tail(radius)
     assert max(radius([0])) == pytest.approx(9.3454, abs=1e-4)
 
@@ -129,10 +144,49 @@ def test_radius_is_exact_out_to_9_standard_deviations_and_24_bits_are_rejected()
     assert not follows_the_tail(radius_24_bits)
 
 
-def test_every_word_gives_a_finite_radius():
+def test_every_word_gives_a_finite_radius(radius):
     ends = [0, 1, -1, 2**63 - 1, -(2**63), -(2**63) + 1, 2**62]
     assert all(0 <= r < 9.35 for r in radius(ends))
     assert max(radius([2**63 - 1] * 512)) < 1e-7
+
+
+@pytest.mark.parametrize("way", ["torch", "compiled"])
+def test_every_quadrant_and_its_borders_give_the_angle_of_the_word(way):
+    """Against 40 digits, at radius sqrt(2 log 2): the eight octants, their borders, and one word to either side of each."""
+    borders = [k * 2**60 + step for k in range(-8, 8) for step in (-1, 0, 1) if -(2**63) <= k * 2**60 + step < 2**63]
+    with mpmath.workdps(40):
+        angles = [mpmath.pi * b / 2**63 for b in borders]
+        exact = np.array([[mpmath.sqrt(2 * mpmath.log(2)) * f(x) for x in angles] for f in (mpmath.cos, mpmath.sin)], float)
+    assert np.abs(pairs_of([2**62] * 512, borders, way)[:, : len(borders)] - exact).max() < 4e-16 * 8
+
+
+def test_compiled_normals_are_those_of_torch_and_of_any_slice():
+    """Each of 2e6 to 4e-15; an error in one coefficient of the C file shows (its smallest terms are 1e-13 at pi / 4)."""
+    if _native.library("_normals") is None:
+        pytest.skip("no C compiler here")
+    noise = Keys.seeded(21).stream("noise")
+    compiled = noise.normal(3, 0, 2_000_000, dtype=torch.float64)
+    short = noise.normal(3, 0, 2_000_000)
+    added = noise.add_normal_(torch.ones(2_000_000), step=3, scale=0.7)
+    with without_compiler():
+        by_torch = noise.normal(3, 0, 2_000_000, dtype=torch.float64)
+        assert (noise.add_normal_(torch.ones(2_000_000), step=3, scale=0.7) - added).abs().max() < 1e-6
+    assert (compiled - by_torch).abs().max() < 4e-15
+    assert not torch.equal(compiled, by_torch)  # these are two ways
+    assert torch.equal(short, compiled.float())
+    assert (added - 1 - 0.7 * short).abs().max() < 1e-6
+
+
+@contextmanager
+def without_compiler():
+    found = _native.library
+    _native.library = lambda name: None
+    _random._compiled.cache_clear()
+    try:
+        yield
+    finally:
+        _native.library = found
+        _random._compiled.cache_clear()
 
 
 def counts_agree(z: np.ndarray, std: float = 1.0) -> bool:
@@ -295,8 +349,14 @@ def cuts(n: int, rng: random.Random, pieces: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_any_slicing_and_thread_count_gives_the_same_bits(dtype, count, threads):
+@pytest.mark.parametrize("way", [nullcontext, without_compiler])
+def test_any_slicing_and_thread_count_gives_the_same_bits(dtype, count, threads, way):
     """700 000 elements, so that whole, halves and crumbs cross the 131 072 of one chunk differently, with helpers and without."""
+    with way():
+        slices_agree(dtype, count, threads)
+
+
+def slices_agree(dtype, count, threads):
     n, rng, noise = 700_000, random.Random(count), Keys.seeded(5).stream("noise")
     threads(1)
     whole = noise.normal(9, 0, n, dtype=dtype)

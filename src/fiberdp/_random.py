@@ -12,11 +12,10 @@ float64, in segments of 2S elements, S = 512; with a_p = word p and b_p = word S
     z_p     = sqrt(-2 log u_p) cos(phi_p)
     z_{S+p} = sqrt(-2 log u_p) sin(phi_p)
 
-A 24-bit u would end the tail at 5.8 standard deviations, which a small delta notices.  The square root is taken as
-1 / (1 / sqrt), within 2 units in the last place.  On one machine with one version of torch the normals are equal to
-the last bit for any slicing, any vector length and any number of threads: there is one way of computing them, and
-which thread computes a segment does not show.  Elsewhere (another vector library) the words are equal and the
-normals agree to about 1e-15.
+A 24-bit u would end the tail at 5.8 standard deviations, which a small delta notices.  Normals are computed by `_normals.c` where a C
+compiler is at hand, and by torch elsewhere (some 3 times slower).  On one machine they are equal to the last bit for any slicing, any
+vector length and any number of threads: there is one way of computing them, and which thread computes a segment does not show.  By the C
+file they are equal on all machines; by torch, the words are equal and the normals agree to about 1e-15.
 
 Guarantee: with `Keys.secret()` the words cannot be told from independent fair bits without the key, as long
 as AES-256 is a good block cipher.  `Keys.seeded` is reproducible, and private against nobody who can guess
@@ -26,17 +25,21 @@ readings of the same words, so two of them are dependent.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
+from fiberdp import _native
 from fiberdp._threads import one_thread, share
 from fiberdp._validate import choice, count, interval
 
@@ -139,7 +142,7 @@ class Stream:
         _check(step, start, stop)
         _check_dtype(dtype)
         out = torch.empty(stop - start, dtype=dtype, device="cpu")
-        self._normals(step, start, stop, 1.0, dtype, lambda part, z: out[part].copy_(z))
+        self._normals(step, start, 1.0, out, add=False)
         return out
 
     def add_normal_(self, out: Tensor, *, step: int, scale: float, start: int = 0) -> Tensor:
@@ -159,31 +162,40 @@ class Stream:
         interval("scale", scale, 0, math.inf, open_high=True, why="It is the std of the noise.")
         if scale == 0:
             return out
-        self._normals(step, start, start + len(out), scale, out.dtype, lambda part, z: out[part].add_(z.to(out.device)))
+        if out.requires_grad and out.is_leaf and torch.is_grad_enabled():
+            raise RuntimeError("out: requires grad and is a leaf, so it cannot change in place. Pass out.detach().")
+        self._normals(step, start, scale, out, add=True)
+        increment_version(out)  # autograd does not see what the compiled function writes
         return out
 
     def seed(self, step: int) -> int:
         """A seed in [0, 2**63) for torch's own generators (dropout), from word 0 of this step."""
         return int(self.bits(step, 0, 1)) & (2**63 - 1)
 
-    def _normals(self, step: int, start: int, stop: int, scale: float, dtype: torch.dtype, use: Callable[[slice, Tensor], object]) -> None:
-        """use(part, scale * z[start:stop][part]), rounded once to dtype, for parts that cover the slice; the memory is used again.
+    def _normals(self, step: int, start: int, scale: float, out: Tensor, *, add: bool) -> None:
+        """out = scale * z[start:], or out += it with `add`; scale * z is rounded once to the dtype of `out`.
 
         Segments are computed whole, whatever part of them is asked for, so that an element always stands at
         the same place of a vector register and a last bit cannot depend on the slice.
         """
-        if start == stop:
-            return
+        stop = start + len(out)
         first, last = start // (2 * _S), -(-stop // (2 * _S))
+        compiled = _compiled(out.dtype, add) if out.device.type == "cpu" else None
 
         def chunk(segment: int) -> None:
-            n = min(_CHUNK, last - segment)
+            n, base = min(_CHUNK, last - segment), segment * 2 * _S
+            low, high = max(start, base), min(stop, base + 2 * _S * n)
+            part = out[low - start : high - start]
             with _scratch(n) as lent:
                 _keystream(self._encryptor(step, segment * _S), lent.buffer, 16 * _S * n)
-                z = lent.normals(n, scale, dtype)
-                base = segment * 2 * _S
-                low, high = max(start, base), min(stop, base + len(z))
-                use(slice(low - start, high - start), z[low - base : high - base])
+                if compiled and len(part) == 2 * _S * n:
+                    compiled(lent.words.data_ptr(), n, scale, part.data_ptr())
+                    return
+                z = lent.normals(n, scale, out.dtype)[low - base : high - base].to(out.device)
+                if add:
+                    part.add_(z)
+                else:
+                    part.copy_(z)
 
         share(chunk, range(first, last, _CHUNK))
 
@@ -220,6 +232,17 @@ def _box_muller(words: Tensor, scale: float, radius: Tensor, cos: Tensor, sin: T
     sin.sin_().mul_(radius)
 
 
+@cache
+def _compiled(dtype: torch.dtype, add: bool) -> Callable[[int, int, float, int], None] | None:
+    """The same in one go, from the addresses of words and normals: they are written, or added to what is there."""
+    library = _native.library("_normals")
+    if library is None:
+        return None
+    function = getattr(library, f"{'add_' if add else ''}normals_{'float32' if dtype == torch.float32 else 'float64'}")
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p), None
+    return function
+
+
 class _Scratch:
     """Work memory of one thread at a time, kept between calls: fresh pages would cost as much as the arithmetic."""
 
@@ -232,9 +255,15 @@ class _Scratch:
             self.pairs = torch.empty(3, segments, _S, dtype=torch.float64, device="cpu")
             # once the words are used up, their memory takes the normals
             self.ordered = {dtype: self.words.view(dtype).view(-1)[: 2 * _S * segments] for dtype in (torch.float32, torch.float64)}
+            self.apart = {dtype: self.pairs.view(-1).view(dtype)[: 2 * _S * segments] for dtype in (torch.float32, torch.float64)}
 
     def normals(self, segments: int, scale: float, dtype: torch.dtype) -> Tensor:
         """The normals of the words in `buffer`, in the order of the stream."""
+        compiled = _compiled(dtype, False)
+        if compiled is not None:
+            z = self.apart[dtype][: 2 * _S * segments]
+            compiled(self.words.data_ptr(), segments, scale, z.data_ptr())
+            return z
         radius, cos, sin = self.pairs[:, :segments]
         _box_muller(self.words[:segments], scale, radius, cos, sin)
         z = self.ordered[dtype][: 2 * _S * segments]
