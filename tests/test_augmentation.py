@@ -193,11 +193,11 @@ def test_an_empty_batch_of_copies_gives_zeros(engine):
 def test_micro_batch_counts_copies():
     flat, _, _ = problem(1)
     sizes = [
-        ENGINES["vmap"](flat, Loss(flat.module, classification_loss, k)).micro_batch_size(images(1), 2) for k in (1, 2, 3, 16, 256, 1000)
+        ENGINES["vmap"](flat, Loss(flat.module, classification_loss, k)).micro_batch_size(images(1), 2, 256) for k in (1, 2, 3, 16, 256, 1000)
     ]
     assert sizes == [256, 128, 64, 16, 1, 1]
     tight = [
-        ENGINES["vmap"](flat, Loss(flat.module, classification_loss, k), memory_budget=2**18).micro_batch_size(images(1), 2)
+        ENGINES["vmap"](flat, Loss(flat.module, classification_loss, k), memory_budget=2**18).micro_batch_size(images(1), 2, 256)
         for k in (1, 32)
     ]
     assert tight[0] > tight[1]

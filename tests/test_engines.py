@@ -200,7 +200,7 @@ def test_both_points_of_an_example_see_the_same_dropout(engine):
 
 def test_micro_batch_size_follows_the_memory_budget():
     flat, loss, batch, _ = problem("cnn", examples=1, dtype=torch.float32)
-    sizes = [ENGINES["vmap"](flat, loss, memory_budget=b).micro_batch_size(batch, 2) for b in (1, 2**16, 2**18, 2**30)]
+    sizes = [ENGINES["vmap"](flat, loss, memory_budget=b).micro_batch_size(batch, 2, 256) for b in (1, 2**16, 2**18, 2**30)]
     assert sizes[0] == 1
     assert sizes[-1] == 256
     assert sizes == sorted(sizes)

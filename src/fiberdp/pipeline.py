@@ -87,7 +87,10 @@ class Pipeline:
         first = 0  # position in the whole batch, which the copies and masks of an example depend on; no split changes it
         for part in indices.split(self.micro_batch_size):
             batch = self._augmented(_tree.to(take(part), device), step, first, len(part))
-            total += self.engine.clipped_sum(probes, d, batch, clip, seed=seed + first, loss_scale=loss_scale, scale=scale, tap=tap).total
+            clipped = self.engine.clipped_sum(
+                probes, d, batch, clip, seed=seed + first, loss_scale=loss_scale, scale=scale, tap=tap, out=total
+            )
+            total = clipped.total
             first += len(part)
         return ClippedSum(total, clip.sensitivity)
 

@@ -92,7 +92,7 @@ class Run:
         if engine == "ghost":
             prove(worker, loss, row, probes)
         if micro_batch_size is None:
-            micro_batch_size = worker.micro_batch_size(row, len(probes))
+            micro_batch_size = worker.micro_batch_size(row, len(probes), plan.batch_size)
         _validate.count("micro_batch_size", micro_batch_size, why="It is how many examples are in memory at a time.")
         self.pipeline = Pipeline(plan, self.flat, worker, source, self.keys, micro_batch_size)
         self.optimizer = Optimizer(

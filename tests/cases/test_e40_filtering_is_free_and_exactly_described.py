@@ -215,9 +215,9 @@ class ClippedApart:
     def __init__(self, right) -> None:
         self.right = right
 
-    def clipped_sum(self, probes, d, batch, clip, **kwargs):
+    def clipped_sum(self, probes, d, batch, clip, *, out, **kwargs):
         parts = [(p.weight, self.right.clipped_sum([Probe(1.0, p.lookahead)], d, batch, clip, **kwargs).total) for p in probes]
-        return ClippedSum(sum(weight * total for weight, total in parts), clip.sensitivity)
+        return ClippedSum(out + sum(weight * total for weight, total in parts), clip.sensitivity)
 
 
 def observation(kappa, gamma):

@@ -14,17 +14,19 @@ import torch
 from torch import Tensor
 
 from fiberdp import _tree
-from fiberdp.engines.capture import Capture, Ref, Site
+from fiberdp.engines.capture import Capture, Record, Ref, Site
 from fiberdp.engines.cost import materialised
 from fiberdp.engines.layers import plan_sites
 from fiberdp.engines.layers.conv import Conv, channels_last
 from fiberdp.engines.loss import Loss, random_state, saved_bytes
 from fiberdp.engines.parts import Dense, Outer, Part, Rows, Tied
 from fiberdp.engines.points import points
-from fiberdp.engines.sums import Clip, Tap, clip_factors, fitting_micro_batch
+from fiberdp.engines.sums import LARGEST_MICRO_BATCH, Clip, Tap, clip_factors
 from fiberdp.engines.tracing import check_seen, trace
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
+
+LEAST_BUDGET, MOST_BUDGET = 2**26, 2**30  # bytes
 
 
 class GhostEngine:
@@ -32,26 +34,45 @@ class GhostEngine:
 
     name: ClassVar[str] = "ghost"
 
-    def __init__(self, flat: FlatParameters, loss: Loss, *, memory_budget: int = 2**29) -> None:
+    def __init__(self, flat: FlatParameters, loss: Loss, *, memory_budget: int | None = None) -> None:
+        """memory_budget: bytes for what is captured, and as many for what is materialised; None: see `micro_batch_size`."""
         self.flat = flat
         self.loss = loss
-        self.memory_budget = memory_budget
+        self._memory_budget = memory_budget
+        self.memory_budget = memory_budget or 2**28
         self.sites: list[Site] | None = None
         self._channels_last: set[str] = set()  # weights that are given in this memory format
 
-    def micro_batch_size(self, row: Any, num_probes: int) -> int:
-        """How many examples fit the memory budget: per example, what the graph of one point keeps and the factors of all points.
+    def micro_batch_size(self, row: Any, num_probes: int, batch_size: int) -> int:
+        """How many examples at a time, of `batch_size`, so that a step needs about the memory of a plain step a point.
 
-        A power of two, at most 256 rows of copies (or one example).  `row` is a batch of one example, read for its structure only.
+            plain   = batch_size graph                              graph: what autograd keeps of one example
+            budget  = points plain + two vectors of size d          unless `memory_budget` was given; within 2^26 and 2^30 bytes
+            example = graph + (points - 1) factors + gradients      factors: inputs and output gradients of the layers
+
+        The batch is split evenly, at most 256 rows of copies at a time.  `row` is a batch of one example, read for its structure only.
         """
         if self.sites is None:
             self.prepare(row)
         copies, device = self.loss.multiplicity, self.flat.theta.device
-        blank = _tree.to(_tree.zeros(row, copies), device)
-        with saved_bytes(self.flat) as saved:
-            capture, _ = self._evaluate(self.flat.theta.detach(), 1.0, blank, 1, 0, 0.0)
-        factors = sum(t.nbytes for record in capture.records for t in (*record.inputs, *record.gradients) if t is not None)
-        return fitting_micro_batch(saved[0] + min(num_probes, 2) * factors, self.memory_budget, copies)
+
+        def held(examples: int) -> tuple[int, int, int]:
+            blank = _tree.to(_tree.zeros(row, examples * copies), device)
+            with saved_bytes(self.flat) as saved:
+                capture, _ = self._evaluate(self.flat.theta.detach(), 1.0, blank, examples, 0, 0.0)
+            inputs = {x.untyped_storage().data_ptr(): x.nbytes for record in capture.records for x in record.inputs}
+            gradients = sum(g.nbytes for record in capture.records for g in record.gradients if g is not None)
+            return saved[0], sum(inputs.values()), gradients
+
+        # the difference of two, because some of it (copies of weights) does not grow with the batch
+        graph, inputs, gradients = (two - one for one, two in zip(held(1), held(2)))
+        evaluated = min(num_probes, 2)
+        if self._memory_budget is None:
+            theta = self.flat.theta
+            self.memory_budget = min(max(evaluated * batch_size * graph + 2 * theta.nbytes, LEAST_BUDGET), MOST_BUDGET)
+        each = graph + (evaluated - 1) * (inputs + gradients) + gradients
+        fitting = max(1, min(LARGEST_MICRO_BATCH // copies, self.memory_budget // max(1, each)))
+        return -(-batch_size // -(-batch_size // fitting))
 
     def prepare(self, row: Any) -> list[Site]:
         """Trace the loss on blank rows and choose a rule for every use of a parameter.  row: a batch of one example, for its structure."""
@@ -89,10 +110,10 @@ class GhostEngine:
 
     def clipped_sum(
         self, probes: Sequence[Probe], d: Tensor | None, batch: Any, clip: Clip, *,
-        seed: int, loss_scale: float = 1.0, scale: Tensor | None = None, tap: Tap | None = None,
+        seed: int, loss_scale: float = 1.0, scale: Tensor | None = None, tap: Tap | None = None, out: Tensor | None = None,
     ) -> ClippedSum:  # fmt: skip
         """See `VmapEngine.clipped_sum`; the numbers are the same to rounding."""
-        total = torch.zeros_like(self.flat.theta)
+        total = torch.zeros_like(self.flat.theta) if out is None else out
         examples = _tree.rows(batch)
         if examples == 0:
             return ClippedSum(total, clip.sensitivity)
@@ -107,8 +128,8 @@ class GhostEngine:
             captures.append(capture)
             losses = values.view(examples, copies).mean(1) if losses is None else losses
         parts = self._parts(captures, examples)
-        captures.clear()  # from here on only the parts hold what was captured
-        for name in materialised(parts, self.memory_budget // 2):
+        captures.clear()
+        for name in materialised(parts, self.memory_budget):
             parts[name] = parts[name].dense()
         if scale is not None:
             by_name = self.flat.views(scale)
@@ -153,6 +174,8 @@ class GhostEngine:
                 for ref, part in site.parts([capture.records[at] for capture in group], examples):
                     for name, own in _pulled_back(group[0], ref, part):
                         found.setdefault(name, []).append(own)
+            for capture in captures:
+                capture.records[at] = Record(capture.weight)  # only the parts hold what was captured: some need less
         return {name: _joined(parts) for name, parts in found.items()}
 
 

@@ -24,16 +24,16 @@ class LoopEngine:
         self.flat = flat
         self.loss = loss
 
-    def micro_batch_size(self, row: Any, num_probes: int) -> int:
+    def micro_batch_size(self, row: Any, num_probes: int, batch_size: int) -> int:
         return 64
 
     def clipped_sum(
         self, probes: Sequence[Probe], d: torch.Tensor | None, batch: Any, clip: Clip, *,
-        seed: int, loss_scale: float = 1.0, scale: torch.Tensor | None = None, tap: Tap | None = None,
+        seed: int, loss_scale: float = 1.0, scale: torch.Tensor | None = None, tap: Tap | None = None, out: torch.Tensor | None = None,
     ) -> ClippedSum:  # fmt: skip
         """See `VmapEngine.clipped_sum`; the numbers are the same to rounding."""
         theta = self.flat.theta.detach()
-        total = torch.zeros_like(theta)
+        total = torch.zeros_like(theta) if out is None else out
         where = points(theta, d, probes)
         slack = 1 + NORM_SLACK[theta.dtype]
         for i in range(_tree.rows(batch)):

@@ -40,7 +40,7 @@ class VmapEngine:
         self.memory_budget = memory_budget
         self._gradient = vmap(grad(self._one, has_aux=True), in_dims=(None, 0, None, None), randomness="different")
 
-    def micro_batch_size(self, row: Any, num_probes: int) -> int:
+    def micro_batch_size(self, row: Any, num_probes: int, batch_size: int) -> int:
         """How many examples fit the memory budget: per example, gradients of d floats (two points and one product), and activations.
 
         A power of two, at most 256 rows of copies (or one example).  `row` is a batch of one example, read for its structure only.
@@ -54,7 +54,7 @@ class VmapEngine:
 
     def clipped_sum(
         self, probes: Sequence[Probe], d: Tensor | None, batch: Any, clip: Clip, *,
-        seed: int, loss_scale: float = 1.0, scale: Tensor | None = None, tap: Tap | None = None,
+        seed: int, loss_scale: float = 1.0, scale: Tensor | None = None, tap: Tap | None = None, out: Tensor | None = None,
     ) -> ClippedSum:  # fmt: skip
         """The clipped sum over one micro-batch.
 
@@ -63,14 +63,14 @@ class VmapEngine:
         probes, d: where to evaluate (d None: at theta only).  batch: one row per example, possibly none.  seed: random state of
         dropout and the like, the same at every point.  loss_scale: multiplies every loss (0 in the noise receipt).
         scale: Tensor[d], factors from releases alone, or None.
-        tap: receives raw losses and norms, unaccounted.
+        tap: receives raw losses and norms, unaccounted.  out: Tensor[d] to which the sum is added instead of to zeros; it is the total.
 
         Guarantee: adding or removing one example moves the total by at most clip.sensitivity, whatever the example.
         With K copies an example, f is the mean over them: they are one example to the clip.
         An empty batch gives zeros; an example with NaN or infinite gradient contributes 0.
         Raises ValueError if the loss is not one per example or cannot be vectorised.
         """
-        total = torch.zeros_like(self.flat.theta)
+        total = torch.zeros_like(self.flat.theta) if out is None else out
         if _tree.rows(batch) == 0:
             return ClippedSum(total, clip.sensitivity)
         u, losses = self._observation(points(self.flat.theta.detach(), d, probes), batch, seed, loss_scale)
