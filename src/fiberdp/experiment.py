@@ -47,7 +47,8 @@ def fit(
     resume: bool = False,
     seed: int | None = None,
     device: str = "cpu",
-    engine: str = "vmap",
+    engine: str = "ghost",
+    precision: str = "float32",
     micro_batch_size: int | None = None,
     unaccounted: bool = False,
     test: bool = True,
@@ -103,14 +104,18 @@ def fit(
     )
     saved, state = load_checkpoint(folder / "resume") if folder and resume else ({}, {})
     keys = Keys.from_json(state["keys"]) if state else (Keys.secret() if seed is None else Keys.seeded(seed))
-    config = {"recipe": chosen.name, "method": tuned.name, "seed": seed, "device": device, "engine": engine, "plan": agreed.to_json()}
+    config = {
+        "recipe": chosen.name, "method": tuned.name, "seed": seed, "device": device, "engine": engine, "precision": precision,
+        "plan": agreed.to_json(),
+    }  # fmt: skip
     if state:
         _same_run(state["config"], config)
         micro_batch_size = micro_batch_size or state["micro_batch_size"]
+        engine = state["engine"]  # what "auto" chose may not change on the way
 
     with random_state(keys.stream("model").seed(0), target):
         model = chosen.build().to(target)
-    run = Run(agreed, model, chosen.loss, rows["train"], keys=keys, engine=engine, micro_batch_size=micro_batch_size)
+    run = Run(agreed, model, chosen.loss, rows["train"], keys=keys, engine=engine, precision=precision, micro_batch_size=micro_batch_size)
     trained = RunDirectory(folder, run, config, chosen, rows, reporter or Silent(), unaccounted)
     trained.prepare(saved, state)
     trained.train()

@@ -121,7 +121,8 @@ class Plan:
         dataset: Any,
         *,
         keys: Keys | None = None,
-        engine: str = "vmap",
+        engine: str = "ghost",
+        precision: str = "float32",
         collate: Callable[..., Any] | None = None,
         micro_batch_size: int | None = None,
         ledger: str | None = None,
@@ -130,7 +131,8 @@ class Plan:
         from fiberdp.trainer import Run
 
         return Run(
-            self, model, loss_fn, dataset, keys=keys, engine=engine, collate=collate, micro_batch_size=micro_batch_size, ledger=ledger
+            self, model, loss_fn, dataset, keys=keys, engine=engine, precision=precision, collate=collate,
+            micro_batch_size=micro_batch_size, ledger=ledger,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:

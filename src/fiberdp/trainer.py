@@ -19,7 +19,7 @@ from fiberdp import _tree, _validate
 from fiberdp._random import Keys
 from fiberdp.accounting import Ledger
 from fiberdp.diagnostics.receipt import Receipt, noise_receipt, receipt_steps
-from fiberdp.engines import ENGINES, Loss, LossFn, check_independent, check_loss, check_model, prove, warn_of_dropout
+from fiberdp.engines import ENGINES, PRECISIONS, Loss, LossFn, check_independent, check_loss, check_model, faster, prove, warn_of_dropout
 from fiberdp.flat import FlatParameters
 from fiberdp.optim import Optimizer
 from fiberdp.pipeline import Pipeline
@@ -43,7 +43,9 @@ class Run:
     loss_fn(model, batch) -> Tensor[b], one loss per example.  dataset: a dict or tuple of tensors, or any map-style data set.
     keys: where all randomness comes from; by default secret operating-system entropy.  ledger: path of the ledger file; without one
     it is kept in memory.  engine, micro_batch_size: change time and memory, never epsilon, and never the result but by rounding, with
-    one exception: a model that draws random numbers (dropout) gets its masks a micro-batch at a time from vmap, an example from loop.
+    one exception: a model that draws random numbers (dropout) gets its masks a micro-batch at a time from vmap and ghost, an example from
+    loop.  engine "auto": the faster of ghost and vmap, measured here; `engine` of the run says which.  precision "bf16": the forward and
+    backward passes in bfloat16 (torch.autocast); norms, sums, noise and state as always, so the guarantee is the same, the gradients not.
 
     Guarantee: the sequence of releases, and so everything computed from them (theta included), is
     (epsilon, delta)-DP under the plan's relation; each step is charged before its release, an empty batch and a NaN example included.
@@ -59,12 +61,14 @@ class Run:
         dataset: Any,
         *,
         keys: Keys | None = None,
-        engine: str = "vmap",
+        engine: str = "ghost",
+        precision: str = "float32",
         collate: Callable[..., Any] | None = None,
         micro_batch_size: int | None = None,
         ledger: str | None = None,
     ) -> None:
-        _validate.choice("engine", engine, tuple(ENGINES))
+        _validate.choice("engine", engine, (*ENGINES, "auto"))
+        _validate.choice("precision", precision, PRECISIONS)
         source = as_source(dataset, collate)
         if len(source) != plan.num_examples:
             raise ValueError(
@@ -79,18 +83,20 @@ class Run:
         self.keys = keys or Keys.secret()
         self.flat = FlatParameters(model)
         augmentation = plan.method.augmentation
-        loss = Loss(model, loss_fn, augmentation.multiplicity)
+        exact = Loss(model, loss_fn, augmentation.multiplicity)
         row = source.take(torch.zeros(1, dtype=torch.int64))  # read for its structure only
-        check_loss(loss, self.flat.views(self.flat.theta), row)
-        check_independent(loss, self.flat, row)
-        worker = ENGINES[engine](self.flat, loss)
+        check_loss(exact, self.flat.views(self.flat.theta), row)
+        check_independent(exact, self.flat, row)
         probes = plan.method.observation.probes()
+        loss = Loss(model, loss_fn, augmentation.multiplicity, precision)
+        self.engine = faster(self.flat, loss, row, probes, plan.batch_size) if engine == "auto" else engine
+        worker = ENGINES[self.engine](self.flat, loss)
         # once on blank examples, so that what the engine cannot do is refused here and not in mid-run
         uniforms = torch.zeros(2, augmentation.multiplicity, augmentation.draws)
         blank = augmentation.apply(_tree.to(_tree.zeros(row, 2), self.flat.theta.device), uniforms)
         worker.clipped_sum(probes, torch.zeros_like(self.flat.theta), blank, plan.clip, seed=0, loss_scale=0.0)
-        if engine == "ghost":
-            prove(worker, loss, row, probes)
+        if self.engine == "ghost":
+            prove(worker if precision == "float32" else ENGINES[self.engine](self.flat, exact), exact, row, probes)
         if micro_batch_size is None:
             micro_batch_size = worker.micro_batch_size(row, len(probes), plan.batch_size)
         _validate.count("micro_batch_size", micro_batch_size, why="It is how many examples are in memory at a time.")

@@ -106,8 +106,8 @@ def test_a_factor_of_zero_is_not_enough(monkeypatch):
         leaves = list(leaves)
         norms = torch.stack([squared_norms(u) for _, u in leaves]).sum(0).sqrt()
         factors = torch.where(norms.isfinite(), clip.factors(norms), 0.0).float()
-        for where, u in leaves:
-            out[where].add_(factors @ u.reshape(len(u), -1))
+        for slot, u in leaves:
+            out[slot.start : slot.stop].add_(factors @ u.reshape(len(u), -1))
         return norms
 
     monkeypatch.setattr("fiberdp.engines.vmap.clipped_total", multiplied)

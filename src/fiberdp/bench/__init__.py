@@ -6,19 +6,22 @@ Interleaving makes a slow minute of a shared machine slow for every variant alik
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fiberdp import _validate
+from fiberdp.bench.ablations import ablations, noise_ablation
 from fiberdp.bench.clock import interleaved
 from fiberdp.bench.memory import peak_mib
 from fiberdp.bench.models import MODELS as STEP_MODELS
 from fiberdp.bench.steps import row, step_rows
 from fiberdp.bench.update import update_variants
 from fiberdp.bench.variants import BASELINE, VARIANTS
-from fiberdp.record import package_version, versions
+from fiberdp.record import package_version, to_text, versions, write_atomically
 
 MODELS = (*STEP_MODELS, "update")
 
@@ -31,6 +34,8 @@ def bench(
     rounds: int = 7,
     batch_size: int | None = None,
     memory: bool = True,
+    tricks: bool = False,
+    kept: str | Path | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """{"rows": [{model, variant, batch_size, seconds, ratio, spread, peak_mib, kernel_seconds, kernel_ratio, skipped}], …}.
@@ -40,7 +45,9 @@ def bench(
     clipping alone, of our variants.  peak_mib: see `memory`; None where its process failed, and `progress` is told why.  skipped: why a
     row has no numbers, else None.
     elements: length of model `update`, which has variants of its own.  batch_size: instead of each model's own.
-    Raises ValueError for a model or variant that does not exist.
+    tricks: also time the engine without each of its tricks, "ablations": see `ablations`.
+    kept: a file that holds the result after every model and every peak; what it holds already, from the same settings, is not done again.
+    Raises ValueError for a model or variant that does not exist, and if `kept` is of other settings.
     """
     for name in models:
         _validate.choice("model", name, MODELS)
@@ -50,29 +57,60 @@ def bench(
     _validate.count("rounds", rounds, why="It is how often everything is timed.")
     if batch_size is not None:
         _validate.count("batch_size", batch_size, why="It is the number of examples of a step.")
-    rows: list[dict[str, Any]] = []
-    for name in models:
-        if name == "update":
-            rows += _update_rows(elements, rounds, progress)
-        else:
-            rows += step_rows(STEP_MODELS[name], variants, rounds=rounds, batch_size=batch_size, progress=progress)
-    if memory:
-        for found in rows:
-            if found["model"] != "update" and not found["skipped"]:
-                progress(f"{found['model']}: memory of {found['variant']}")
-                try:
-                    found["peak_mib"] = peak_mib(found["model"], found["variant"], found["batch_size"])
-                except RuntimeError as error:  # most likely killed for want of memory: what was timed is worth keeping
-                    progress(str(error))
-    return {
-        "rows": rows,
-        "ablations": [],
-        "caveats": [],
+    if kept is not None and not Path(kept).absolute().parent.is_dir():
+        raise ValueError(f"out={kept}: its folder does not exist, so hours of measuring would be lost. Make it first.")
+    settings = {
         "elements": elements,
         "rounds": rounds,
         "threads": torch.get_num_threads(),
         "versions": versions() | {"opacus": package_version("opacus")},
+        "variants": list(variants),
+        "batch": batch_size,
     }
+    found: dict[str, Any] = _held(kept, settings) or {"rows": [], "ablations": [], "caveats": [], **settings}
+    rows: list[dict[str, Any]] = found["rows"]
+
+    def keep() -> None:
+        if kept is not None:
+            write_atomically(Path(kept), to_text(found))
+
+    for name in models:
+        if not any(one["model"] == name for one in rows):
+            if name == "update":
+                rows += _update_rows(elements, rounds, progress)
+            else:
+                rows += step_rows(STEP_MODELS[name], variants, rounds=rounds, batch_size=batch_size, progress=progress)
+            keep()
+    for name in models if tricks else ():
+        if not any(one["model"] == name for one in found["ablations"]):
+            if name == "update":
+                found["ablations"] += noise_ablation(elements, rounds=rounds, progress=progress)
+            else:
+                found["ablations"] += ablations(STEP_MODELS[name], rounds=rounds, progress=progress)
+            keep()
+    for one in rows if memory else ():
+        if one["model"] != "update" and not one["skipped"] and one["peak_mib"] is None:
+            progress(f"{one['model']}: memory of {one['variant']}")
+            try:
+                one["peak_mib"] = peak_mib(one["model"], one["variant"], one["batch_size"])
+            except RuntimeError as error:  # most likely killed for want of memory: what was timed is worth keeping
+                progress(str(error))
+            keep()
+    return found
+
+
+def _held(kept: str | Path | None, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """What an earlier call left in `kept`."""
+    if kept is None or not Path(kept).exists():
+        return None
+    found = json.loads(Path(kept).read_text())
+    for name, value in settings.items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"{kept} was measured with {name}={found.get(name)}, now it is {value}: rows of two kinds would stand in one table. "
+                "Name a new file."
+            )
+    return found
 
 
 def _update_rows(elements: int, rounds: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fiberdp import plan
 from fiberdp._random import Keys
 from fiberdp.bench.models import Model
-from fiberdp.bench.variants import CLIP_NORM, LR, NOISE_MULTIPLIER, Ready, Unavailable
-from fiberdp.engines import ENGINES
+from fiberdp.bench.variants import CLIP_NORM, LR, NOISE_MULTIPLIER, Ready
 from fiberdp.methods import method
-from fiberdp.planning import Plan
 from fiberdp.trainer import Run
 
 METHODS = {"one-point": "dp-adamw", "two-point": "fiber", "look-ahead": "fiber-lookahead"}
@@ -33,20 +28,12 @@ def private_run(model: Model, batch_size: int, observation: str, engine: str, pr
     """A run of the method behind `observation` that has not begun.
 
     The data set has 4 batch_size rows and the sampling is `fixed_size`, so that every batch has exactly batch_size examples.
-    Raises Unavailable for an engine or precision that this version does not have.
     """
-    options: dict[str, Any] = {"engine": engine, "keys": Keys.seeded(0)}
-    if engine not in ENGINES:
-        raise Unavailable(f"this version has no engine {engine}, only {', '.join(ENGINES)}")
-    if precision != "float32":
-        if "precision" not in inspect.signature(Plan.private).parameters:
-            raise Unavailable(f"this version has no precision {precision}")
-        options["precision"] = precision
     chosen = plan(
         method=method(METHODS[observation], lr=LR), sampling="fixed_size", num_examples=4 * batch_size, batch_size=batch_size, steps=STEPS,
         noise_multiplier=NOISE_MULTIPLIER, delta=1e-5, clip_norm=CLIP_NORM,
     )  # fmt: skip
-    return chosen.private(model.new(), model.loss_fn, model.data(batch_size), **options)
+    return chosen.private(model.new(), model.loss_fn, model.data(batch_size), engine=engine, precision=precision, keys=Keys.seeded(0))
 
 
 def clipped_sum(run: Run) -> Tensor:

@@ -17,6 +17,8 @@ def bench(
     rounds: Annotated[int, typer.Option(help="How often everything is timed.")] = 7,
     batch_size: Annotated[int | None, typer.Option(help="Examples a step, instead of each model's own.")] = None,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too, each variant in a process of its own.")] = True,
+    tricks: Annotated[bool, typer.Option("--tricks", help="Time the engine without each of its tricks too.")] = False,
+    out: Annotated[str | None, typer.Option(help="A file that keeps every model's rows as they are done; continued if it exists.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Time whole private steps beside plain forward and backward: one process, interleaved, medians, ratios."""
@@ -28,7 +30,7 @@ def bench(
     keep_freed_memory()
     found = measured(
         MODELS if models == "all" else models.split(","), tuple(VARIANTS) if variants == "all" else variants.split(","),
-        elements=elements, rounds=rounds, batch_size=batch_size, memory=memory,
+        elements=elements, rounds=rounds, batch_size=batch_size, memory=memory, tricks=tricks, kept=out,
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
     if json:

@@ -22,7 +22,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its checkpoint.")] = False,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="C, the bound on one example's contribution.")] = None,
-    clip: Annotated[str, typer.Option(help="flat, or automatic (every gradient scaled to just under C).")] = "flat",
+    clip: Annotated[str, typer.Option(help="flat, automatic (every gradient scaled to just under C) or per_layer.")] = "flat",
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     omega: Annotated[float | None, typer.Option(help="Innovation filter's gain, in (0, 1].")] = None,
     kappa: Annotated[float | None, typer.Option(help="Two-point geometry (and DiSK's filter), in (0, 1).")] = None,
@@ -41,7 +41,10 @@ def train(
     ] = None,
     averaging: Annotated[float | None, typer.Option(help="Decay of an average of the weights, kept beside them; costs no epsilon.")] = None,
     accountant: Annotated[str | None, typer.Option(help="pld, rdp or rdp-classic.")] = None,
-    engine: Annotated[str, typer.Option(help="vmap, ghost or loop; changes no epsilon.")] = "vmap",
+    engine: Annotated[
+        str, typer.Option(help="ghost, vmap or loop; auto measures which of the first two is faster. Changes no epsilon.")
+    ] = "ghost",
+    precision: Annotated[str, typer.Option(help="Of the forward and backward pass: float32 or bf16; changes no epsilon.")] = "float32",
     micro_batch_size: Annotated[int | None, typer.Option(help="Examples in memory at a time; changes no epsilon.")] = None,
     unaccounted: Annotated[bool, typer.Option("--unaccounted", help="Keep raw training statistics in resume/ (NOT private).")] = False,
     json: Annotated[bool, typer.Option("--json", help="The record as one JSON document on stdout.")] = False,
@@ -63,7 +66,7 @@ def train(
             multiplicity=multiplicity, averaging=averaging, scaling=scaling,
             epsilon=epsilon, delta=delta, clip_norm=clip_norm, clip=clip, batch_size=batch_size, epochs=epochs, steps=steps,
             sampling=sampling, groups=groups, accountant=accountant, data=data, out=out, resume=resume, seed=seed, device=device,
-            engine=engine, micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
+            engine=engine, precision=precision, micro_batch_size=micro_batch_size, unaccounted=unaccounted, reporter=reporter,
         )  # fmt: skip
     for warning in record["warnings"]:
         print(f"fiberdp: warning: {warning}", file=sys.stderr)

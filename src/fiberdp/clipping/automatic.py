@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,6 +36,10 @@ class Automatic:
     def sensitivity(self) -> float:
         return self.clip_norm
 
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """One norm for all parameters."""
+        return [0] * len(names)
+
     def factors(self, norms: Tensor) -> Tensor:
-        """norms: Tensor[b] >= 0, finite -> Tensor[b] > 0."""
+        """norms: Tensor[1, b] >= 0, finite -> Tensor[1, b] > 0."""
         return self.clip_norm / (norms + self.stability)

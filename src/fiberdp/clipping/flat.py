@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +35,10 @@ class Flat:
     def sensitivity(self) -> float:
         return self.clip_norm
 
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """One norm for all parameters."""
+        return [0] * len(names)
+
     def factors(self, norms: Tensor) -> Tensor:
-        """norms: Tensor[b] >= 0, finite -> Tensor[b] in (0, 1].  A zero norm has factor 1 (0/0 never happens)."""
+        """norms: Tensor[1, b] >= 0, finite -> Tensor[1, b] in (0, 1].  A zero norm has factor 1 (0/0 never happens)."""
         return (self.clip_norm / norms.clamp_min(self.clip_norm)) if self.clip_norm != float("inf") else norms.new_ones(norms.shape)

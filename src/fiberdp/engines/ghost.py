@@ -26,7 +26,7 @@ from fiberdp.engines.tracing import check_seen, trace
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
 
-LEAST_BUDGET, MOST_BUDGET = 2**26, 2**30  # bytes
+LEAST_BUDGET, MOST_BUDGET = 3 * 2**26, 2**30  # bytes
 
 
 class GhostEngine:
@@ -47,7 +47,7 @@ class GhostEngine:
         """How many examples at a time, of `batch_size`, so that a step needs about the memory of a plain step a point.
 
             plain   = batch_size graph                              graph: what autograd keeps of one example
-            budget  = points plain + two vectors of size d          unless `memory_budget` was given; within 2^26 and 2^30 bytes
+            budget  = points plain + two vectors of size d          unless `memory_budget` was given; within 192 MiB and 1 GiB
             example = graph + (points - 1) factors + gradients      factors: inputs and output gradients of the layers
 
         The batch is split evenly, at most 256 rows of copies at a time.  `row` is a batch of one example, read for its structure only.
@@ -82,7 +82,7 @@ class GhostEngine:
         def run(examples: int) -> Tensor:
             rows = examples * self.loss.multiplicity
             with random_state(0, device), torch.enable_grad():
-                return self.loss.at(views, _tree.to(_tree.zeros(row, rows), device), rows)
+                return self.loss.exact.at(views, _tree.to(_tree.zeros(row, rows), device), rows)
 
         calls, losses = trace(run)
         sites = plan_sites(calls, views)
@@ -105,7 +105,7 @@ class GhostEngine:
         with random_state(0, device), torch.enable_grad():
             batch = _tree.map_leaves(filled, _tree.to(_tree.zeros(row, 2 * copies), device))
             with Capture(sites, values, 1.0, 2) as capture:
-                losses = self.loss.at(values, batch, 2 * copies)
+                losses = self.loss.exact.at(values, batch, 2 * copies)
             capture.check_apart(losses[:copies].sum())
 
     def clipped_sum(
@@ -138,13 +138,14 @@ class GhostEngine:
             parts[slot.name].squared_norms() if slot.name in parts else torch.zeros(examples, dtype=torch.float64, device=total.device)
             for slot in self.flat.slots
         ])  # fmt: skip
-        factors, norms = clip_factors(squares, clip, total.dtype)
+        factors, norms = clip_factors(squares, [slot.name for slot in self.flat.slots], clip, total.dtype)
         finite = norms.isfinite()
         silenced = not bool(finite.all())
         views = self.flat.views(total)
-        for name in list(parts):
-            part = parts.pop(name)  # its memory is free before the next is used
-            (part.silenced(finite) if silenced else part).add_weighted_(views[name], factors)
+        for slot, weights in zip(self.flat.slots, factors):
+            part = parts.pop(slot.name, None)  # its memory is free before the next is used
+            if part is not None:
+                (part.silenced(finite) if silenced else part).add_weighted_(views[slot.name], weights)
         if tap is not None and losses is not None:
             tap(losses, norms)
         return ClippedSum(total, clip.sensitivity)

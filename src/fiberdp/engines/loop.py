@@ -36,6 +36,7 @@ class LoopEngine:
         total = torch.zeros_like(theta) if out is None else out
         where = points(theta, d, probes)
         slack = 1 + NORM_SLACK[theta.dtype]
+        groups = torch.tensor(clip.groups([slot.name for slot in self.flat.slots]), device=theta.device)
         for i in range(_tree.rows(batch)):
             example = _tree.take(batch, slice(i, i + 1))
             if self.loss.multiplicity > 1:
@@ -51,10 +52,14 @@ class LoopEngine:
                 losses.append(value.detach())
             if scale is not None:
                 u.mul_(scale)
-            norm = u.double().norm()
-            finite = bool(norm.isfinite())
-            if finite:
-                total.add_(u, alpha=float(clip.factors((norm * slack)[None])[0]))
+            parts = [u[slot.start : slot.stop] for slot in self.flat.slots]
+            squares = torch.stack([part.double().square().sum() for part in parts])
+            norm = squares.sum().sqrt()
+            if bool(norm.isfinite()):
+                norms = torch.stack([squares[groups == group].sum().sqrt() for group in range(int(groups.max()) + 1)])
+                factors = clip.factors((norms * slack)[:, None])[groups, 0]
+                for slot, part, factor in zip(self.flat.slots, parts, factors.tolist()):
+                    total[slot.start : slot.stop].add_(part, alpha=factor)
             if tap is not None:
                 tap(torch.stack(losses[:1]), norm[None])
         return ClippedSum(total, clip.sensitivity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from fiberdp import _tree
 from fiberdp.engines.tracing import nodes, visit
 from fiberdp.flat import FlatParameters
+
+PRECISIONS = ("float32", "bf16")
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -55,27 +57,37 @@ class Loss(nn.Module):
 
     multiplicity: K, augmented copies an example.  If K > 1, every leaf of a batch that an engine gets is [b, K, …]; one example is
     then a batch of K rows to loss_fn, and its loss is their mean.
+    precision: "float32", the parameters' own, or "bf16": products in bfloat16 (torch.autocast), in the forward and backward pass only.
     """
 
-    def __init__(self, module: nn.Module, loss_fn: LossFn, multiplicity: int = 1) -> None:
+    def __init__(self, module: nn.Module, loss_fn: LossFn, multiplicity: int = 1, precision: str = "float32") -> None:
         super().__init__()
         self.module = module
         self.loss_fn = loss_fn
         self.multiplicity = multiplicity
+        self.precision = precision
+
+    @property
+    def exact(self) -> Loss:
+        """The same in the parameters' own precision: what rules are chosen and engines compared by."""
+        return Loss(self.module, self.loss_fn, self.multiplicity)
 
     def forward(self, batch: Any) -> Tensor:
         return self.loss_fn(self.module, batch)
 
     def at(self, parameters: Mapping[str, Tensor], batch: Any, rows: int) -> Tensor:
         """The losses of `batch` with these parameters.  Raises ValueError unless there is one per example."""
-        losses = functional_call(self, {f"module.{name}": p for name, p in parameters.items()}, (batch,))
+        device = next(iter(parameters.values())).device.type
+        # without autocast's cache: it knows a weight by its address, and the points of a step have weights of their own
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False) if self.precision == "bf16" else nullcontext():
+            losses = functional_call(self, {f"module.{name}": p for name, p in parameters.items()}, (batch,))
         if not isinstance(losses, Tensor) or losses.shape != (rows,):
             got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(
                 f"loss_fn returned {got} for {rows} examples: a tensor of shape ({rows},), one loss per example, is needed, because each "
                 "example's gradient is clipped on its own. Use reduction='none' and average over tokens within an example."
             )
-        return losses
+        return losses.float() if losses.dtype == torch.bfloat16 else losses
 
     def of_one(self, parameters: Mapping[str, Tensor], copies: Any) -> Tensor:
         """The loss of one example, a scalar: the mean over its K copies, the rows of `copies`."""

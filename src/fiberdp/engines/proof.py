@@ -28,10 +28,13 @@ SMALLEST_SHARE = 1e-2
 
 
 @dataclass(frozen=True)
-class _Whole:
+class Whole:
     """u itself: here a wrong gradient is wrong, and spoils no other parameter's factor."""
 
     sensitivity: float = float("inf")
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        return [0] * len(names)
 
     def factors(self, norms: Tensor) -> Tensor:
         return torch.ones_like(norms)
@@ -42,6 +45,9 @@ class _Normalised:
     """u / (||u|| + 1e-3): every example's factor depends on its norm, whatever the scale, so a wrong norm is a wrong sum."""
 
     sensitivity: float = 1.0
+
+    def groups(self, names: Sequence[str]) -> list[int]:
+        return [0] * len(names)
 
     def factors(self, norms: Tensor) -> Tensor:
         return 1 / (norms + 1e-3)
@@ -98,7 +104,7 @@ def compare(
     d = torch.randn(flat.numel, generator=generator, dtype=flat.theta.dtype).mul_(0.01).to(device)
     batch = examples(loss, row, count, seed, device)
     if loss.multiplicity > 1:
-        batch = _tree.map_leaves(lambda leaf: _copies(leaf, loss.multiplicity), batch)
+        batch = _tree.map_leaves(lambda leaf: copies(leaf, loss.multiplicity), batch)
     clip, norms = clip or _Normalised(), []
     with without_dropout(loss.module):
         oracle = LoopEngine(flat, loss).clipped_sum(probes, d, batch, clip, seed=seed, tap=lambda _, norm: norms.append(norm)).total
@@ -119,7 +125,7 @@ def prove(engine: Any, loss: Loss, row: Any, probes: Sequence[Probe]) -> None:
     errors = settled(engine, loss, row, where, count=2)
     if passed(errors, LIMIT[flat.theta.dtype]):
         return
-    whole = compare(engine, loss, row, where, count=2, clip=_Whole())
+    whole = compare(engine, loss, row, where, count=2, clip=Whole())
     errors = whole if not passed(whole) else errors
     worst, limit = max(errors, key=lambda name: badness(errors[name])), LIMIT[flat.theta.dtype]
     raise ValueError(
@@ -204,6 +210,6 @@ def _first_replaced(batch: Any, other: Any, rows: int) -> Any:
     return _tree.map_leaves(replaced, batch)
 
 
-def _copies(leaf: Any, k: int) -> Any:
+def copies(leaf: Any, k: int) -> Any:
     """[b K, …] -> [b, K, …]."""
     return leaf.unflatten(0, (-1, k)) if isinstance(leaf, Tensor) else [leaf[i : i + k] for i in range(0, len(leaf), k)]

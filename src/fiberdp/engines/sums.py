@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from fiberdp.flat import Slot
 
 LARGEST_MICRO_BATCH = 256  # beyond it the working set leaves the cache and nothing gets faster
 BLOCK = 4096  # a float32 dot product over more than this loses digits, always downwards
@@ -22,7 +24,13 @@ Tap = Callable[[Tensor, Tensor], None]
 class Clip(Protocol):
     @property
     def sensitivity(self) -> float: ...
-    def factors(self, norms: Tensor) -> Tensor: ...
+    def groups(self, names: Sequence[str]) -> list[int]:
+        """Which of its norms each parameter belongs to."""
+        ...
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """[groups, b] -> [groups, b]."""
+        ...
 
 
 def squared_norms(gradient: Tensor) -> Tensor:
@@ -39,31 +47,34 @@ def squared_norms(gradient: Tensor) -> Tensor:
     return blocks.double().square().sum(1) + tail
 
 
-def clip_factors(squares: Tensor, clip: Clip, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """From ||u_i||^2 of each parameter, float64 [slots, b]: what each example is multiplied with, [b], and the norms ||u_i||, float64 [b].
+def clip_factors(squares: Tensor, names: Sequence[str], clip: Clip, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """From ||u_i||^2 of each parameter, float64 [slots, b]: what its gradients are multiplied with, [slots, b], and ||u_i||, float64 [b].
 
-    An example whose norm is NaN or infinite gets a factor of exactly 0.
+    An example whose norm is NaN or infinite gets factors of exactly 0.
     """
-    norms = squares.sum(0).sqrt()
-    finite = norms.isfinite()
+    groups = torch.tensor(clip.groups(names), device=squares.device)
+    norms = squares.new_zeros(int(groups.max()) + 1, squares.shape[1]).index_add_(0, groups, squares).sqrt()
+    whole = squares.sum(0).sqrt()
+    finite = whole.isfinite()
     factors = clip.factors(torch.where(finite, norms, 0.0) * (1 + NORM_SLACK[dtype]))
-    return torch.where(finite, factors, 0.0).to(dtype), norms
+    return torch.where(finite, factors, 0.0).to(dtype)[groups], whole
 
 
-def clipped_total(leaves: Iterable[tuple[slice, Tensor]], clip: Clip, out: Tensor) -> Tensor:
-    """out[where] += Sum_i factor_i u_i for each (where, u [b, …]); returns the norms ||u_i||, float64 [b].
+def clipped_total(leaves: Iterable[tuple[Slot, Tensor]], clip: Clip, out: Tensor) -> Tensor:
+    """out[slot] += Sum_i factor_i u_i for each (slot, u [b, …]); returns the norms ||u_i||, float64 [b].
 
     An example that is not finite contributes exactly 0: its rows are overwritten, since 0 * NaN is NaN.
     """
     leaves = list(leaves)
-    factors, norms = clip_factors(torch.stack([squared_norms(u) for _, u in leaves]), clip, out.dtype)
+    squares = torch.stack([squared_norms(u) for _, u in leaves])
+    factors, norms = clip_factors(squares, [slot.name for slot, _ in leaves], clip, out.dtype)
     finite = norms.isfinite()
     silenced = not bool(finite.all())
-    for where, u in leaves:
+    for (slot, u), weights in zip(leaves, factors):
         u = u.flatten(1) if u.dim() > 1 else u.unsqueeze(1)
         if silenced:
             u = torch.where(finite[:, None], u, 0.0)
-        out[where].addmv_(u.t(), factors)
+        out[slot.start : slot.stop].addmv_(u.t(), weights)
     return norms
 
 

@@ -77,7 +77,7 @@ class VmapEngine:
         if scale is not None:
             for name, factor in self.flat.views(scale).items():
                 u[name] = u[name] * factor
-        norms = clipped_total(((slice(slot.start, slot.stop), u[slot.name]) for slot in self.flat.slots), clip, total)
+        norms = clipped_total(((slot, u[slot.name]) for slot in self.flat.slots), clip, total)
         if tap is not None:
             tap(losses, norms)
         return ClippedSum(total, clip.sensitivity)
@@ -92,6 +92,11 @@ class VmapEngine:
                 try:
                     gradients, value = self._gradient(self.flat.views(point), tensors, batch, scale)
                 except RuntimeError as error:
+                    if self.loss.precision != "float32":
+                        raise ValueError(
+                            f"engine vmap cannot vectorise this model in {self.loss.precision} ({str(error).splitlines()[0][:160]}): some "
+                            "layers (LayerNorm) are not vectorised in mixed precision. Use engine='ghost', or precision='float32'."
+                        ) from error
                     raise ValueError(
                         f"engine vmap cannot vectorise this model or loss ({str(error).splitlines()[0][:160]}): it must be free of "
                         "in-place writes to shared buffers and of Python branches on values. Rewrite that line, or use engine='loop'."
