@@ -130,7 +130,8 @@ def test_the_json_contract(capsys):
 
 
 def test_what_a_file_holds_is_not_measured_again_and_other_settings_are_refused(tmp_path, capsys, monkeypatch):
-    line = f"bench --models mlp,update --variants one-point-vmap --batch-size 2 --elements 1000 --rounds 1 --no-memory --json --out {tmp_path}/b"
+    line = "bench --models mlp,update --variants one-point-vmap --batch-size 2 --elements 1000 --rounds 1 --no-memory --json"
+    line += f" --out {tmp_path}/b"
     assert main(line.replace("mlp,update", "update").split()) == 0
     first = json.loads(capsys.readouterr().out)["rows"]
     monkeypatch.setattr("fiberdp.bench._update_rows", lambda *_: pytest.fail("measured again"))
@@ -154,7 +155,7 @@ def test_without_a_trick_the_sum_is_the_same_and_afterwards_the_trick_is_back(na
         with without(run):
             assert _apart(clipped_sum(run), expected) < 1e-4, option
         assert torch.equal(clipped_sum(run), expected), option
-    rows = ablation.ablations(TINY[name], rounds=1, progress=lambda line: None)
+    rows = ablation.step_ablations(TINY[name], rounds=1, progress=lambda line: None)
     assert {"model", "option", "seconds_with", "seconds_without"} == rows[0].keys()
     assert (name == "cnn5") == any(row["option"] in ablation.CONVOLUTIONS for row in rows)
 

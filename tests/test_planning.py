@@ -179,19 +179,20 @@ def test_without_noise_epsilon_is_infinite_and_the_run_is_torch_adamw():
     assert run.epsilon == math.inf
 
 
-def test_look_ahead_takes_one_evaluation_a_step():
+@pytest.mark.parametrize(("engine", "evaluation"), [("vmap", "_gradient"), ("ghost", "_evaluate")])
+def test_look_ahead_takes_one_evaluation_a_step(engine, evaluation):
     """fiber-lookahead calls the per-example gradient once a step, fiber twice from the second step on."""
     calls = {}
     for name in ("fiber", "fiber-lookahead"):
-        run = make(method=name, epochs=None, steps=4).private(nn.Linear(4, 2), loss_fn, data(), micro_batch_size=1000)
+        run = make(method=name, epochs=None, steps=4).private(nn.Linear(4, 2), loss_fn, data(), engine=engine, micro_batch_size=1000)
         run.prove()
-        real, calls[name] = run.pipeline.engine._gradient, 0
+        real, calls[name] = getattr(run.pipeline.engine, evaluation), 0
 
         def counted(*args, real=real, name=name):
             calls[name] += 1
             return real(*args)
 
-        run.pipeline.engine._gradient = counted
+        setattr(run.pipeline.engine, evaluation, counted)
         list(run)
     assert calls == {"fiber": 1 + 3 * 2, "fiber-lookahead": 4}
 
@@ -231,4 +232,4 @@ def test_torchs_own_collate_of_pairs_works():
 def test_what_the_engine_cannot_do_is_refused_at_set_up():
     rows = [{"x": torch.randn(4), "text": "a"} for _ in range(1000)]
     with pytest.raises(ValueError, match="not a tensor"):
-        make().private(nn.Linear(4, 1), lambda m, b: m(b["x"]).squeeze(1) * len(b["text"][0]), rows)
+        make().private(nn.Linear(4, 1), lambda m, b: m(b["x"]).squeeze(1) * len(b["text"][0]), rows, engine="vmap")

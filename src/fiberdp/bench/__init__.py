@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fiberdp import _validate
-from fiberdp.bench.ablations import ablations, noise_ablation
+from fiberdp.bench.ablations import noise_ablation, step_ablations
 from fiberdp.bench.clock import interleaved
 from fiberdp.bench.memory import peak_mib
 from fiberdp.bench.models import MODELS as STEP_MODELS
@@ -86,7 +86,7 @@ def bench(
             if name == "update":
                 found["ablations"] += noise_ablation(elements, rounds=rounds, progress=progress)
             else:
-                found["ablations"] += ablations(STEP_MODELS[name], rounds=rounds, progress=progress)
+                found["ablations"] += step_ablations(STEP_MODELS[name], rounds=rounds, progress=progress)
             keep()
     for one in rows if memory else ():
         if one["model"] != "update" and not one["skipped"] and one["peak_mib"] is None:

@@ -79,7 +79,7 @@ WITHOUT: dict[str, Callable[[Run], Any]] = {
 CONVOLUTIONS = ("channels-last weights", "windows of the input")
 
 
-def ablations(model: Model, *, rounds: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+def step_ablations(model: Model, *, rounds: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
     """[{model, option, seconds_with, seconds_without}], medians; options that do not concern the model are left out."""
     run = private_run(model, model.batch_size, "two-point", "ghost")
     run.step()
