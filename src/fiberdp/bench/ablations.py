@@ -61,7 +61,7 @@ def _channels_first(run: Run) -> Any:
 
 
 def _grouped(run: Run) -> Any:
-    return _set(conv.Conv, _few_windows=lambda self, output: False)
+    return _set(conv.Conv, _plain=lambda self: False)
 
 
 def _whole_batch(run: Run) -> Any:

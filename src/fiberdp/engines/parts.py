@@ -45,22 +45,33 @@ class Part(Protocol):
 
 @dataclass
 class Dense:
-    """gradient: Tensor[b, *shape]."""
+    """held: Tensor[b, ...], the gradients in any order of their dimensions.  order: that which makes them [b, *shape], None: as they are.
 
-    gradient: Tensor
+    Norms do not depend on the order, and the sum is put right once: bringing every gradient into order would cost a pass over all.
+    """
+
+    held: Tensor
+    order: tuple[int, ...] | None = None
+
+    @property
+    def gradient(self) -> Tensor:
+        return self.held if self.order is None else self.held.permute(self.order)
 
     def squared_norms(self) -> Tensor:
-        return squared_norms(self.gradient)
+        return squared_norms(self.held)
 
     def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
-        flat = self.gradient.reshape(len(factors), -1)
-        out.view(-1).addmv_(flat.t(), factors.to(flat.dtype))
+        flat, factors = self.held.reshape(len(factors), -1), factors.to(self.held.dtype)
+        if self.order is None:
+            out.view(-1).addmv_(flat.t(), factors)
+        else:
+            out += torch.mv(flat.t(), factors).view(1, *self.held.shape[1:]).permute(self.order)[0]
 
     def dense(self) -> Dense:
         return self
 
     def silenced(self, finite: Tensor) -> Dense:
-        return Dense(_silence(self.gradient, finite))
+        return Dense(_silence(self.held, finite), self.order)
 
 
 @dataclass

