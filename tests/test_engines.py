@@ -93,6 +93,21 @@ def test_engine_gives_the_oracles_clipped_sum(engine, kind, probes, clip):
     torch.testing.assert_close(ours.total, oracle.total, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [*MODELS, "tied"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sum_is_added_to_what_is_handed_in_and_owes_nothing_to_what_memory_held(engine, kind, monkeypatch):
+    """Without `out` the total may start from memory of any content: here NaN."""
+    flat, loss, batch, d = problem(kind, examples=5)
+    rule = Flat(clip_norm=0.5)
+    alone = clipped(engine, flat, loss, batch, d, PROBES["two"], rule).total
+    start = torch.randn_like(flat.theta)
+    found = ENGINES[engine](flat, loss).clipped_sum(PROBES["two"], d, batch, rule, seed=3, out=start.clone())
+    torch.testing.assert_close(found.total, start + alone, rtol=1e-12, atol=1e-12)
+    real = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: real(*a, **k).fill_(math.nan) if a[0].is_floating_point() else real(*a, **k))
+    assert torch.equal(clipped(engine, flat, loss, batch, d, PROBES["two"], rule).total, alone)
+
+
 def test_the_oracle_itself_against_plain_autograd():
     """A second route: backward() on one example at a time, combined and clipped by hand."""
     flat, loss, batch, d = problem("mlp", examples=4)
