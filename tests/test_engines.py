@@ -39,6 +39,14 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.hidden(self.embedding(ids))))
 
 
+class Untied(Tied):
+    """The same with a weight each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = nn.Parameter(torch.randn(7, 4))
+
+
 def cross_entropy(model, batch):
     logits = model(batch["x"])
     if logits.dim() == 3:  # tokens: mean over those of one example
@@ -66,8 +74,11 @@ MODELS = {"mlp": mlp, "cnn": cnn, "frozen": frozen}
 
 def problem(kind: str, examples: int, dtype=torch.float64):
     torch.manual_seed(1)
-    if kind == "tied":
-        model, batch = Tied(), {"x": torch.randint(0, 7, (examples, 3)), "y": torch.randint(0, 7, (examples, 3))}
+    if kind in ("tied", "untied"):
+        model, batch = (
+            Tied() if kind == "tied" else Untied(),
+            {"x": torch.randint(0, 7, (examples, 3)), "y": torch.randint(0, 7, (examples, 3))},
+        )
     else:
         model, shape, classes = MODELS[kind]()
         batch = {"x": torch.randn(examples, *shape, dtype=dtype), "y": torch.randint(0, classes, (examples,))}
@@ -93,7 +104,7 @@ def test_engine_gives_the_oracles_clipped_sum(engine, kind, probes, clip):
     torch.testing.assert_close(ours.total, oracle.total, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [*MODELS, "tied"])
+@pytest.mark.parametrize("kind", [*MODELS, "tied", "untied"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_sum_is_added_to_what_is_handed_in_and_owes_nothing_to_what_memory_held(engine, kind, monkeypatch):
     """Without `out` the total may start from memory of any content: here NaN."""
