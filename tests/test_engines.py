@@ -39,6 +39,14 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.hidden(self.embedding(ids))))
 
 
+class Untied(Tied):
+    """The same with a weight each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = nn.Parameter(torch.randn(7, 4))
+
+
 def cross_entropy(model, batch):
     logits = model(batch["x"])
     if logits.dim() == 3:  # tokens: mean over those of one example
@@ -66,8 +74,11 @@ MODELS = {"mlp": mlp, "cnn": cnn, "frozen": frozen}
 
 def problem(kind: str, examples: int, dtype=torch.float64):
     torch.manual_seed(1)
-    if kind == "tied":
-        model, batch = Tied(), {"x": torch.randint(0, 7, (examples, 3)), "y": torch.randint(0, 7, (examples, 3))}
+    if kind in ("tied", "untied"):
+        model, batch = (
+            Tied() if kind == "tied" else Untied(),
+            {"x": torch.randint(0, 7, (examples, 3)), "y": torch.randint(0, 7, (examples, 3))},
+        )
     else:
         model, shape, classes = MODELS[kind]()
         batch = {"x": torch.randn(examples, *shape, dtype=dtype), "y": torch.randint(0, classes, (examples,))}
@@ -91,6 +102,21 @@ def test_engine_gives_the_oracles_clipped_sum(engine, kind, probes, clip):
     oracle = clipped("loop", flat, loss, batch, d, PROBES[probes], rule)
     assert ours.sensitivity == oracle.sensitivity == 0.5
     torch.testing.assert_close(ours.total, oracle.total, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [*MODELS, "tied", "untied"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_sum_is_added_to_what_is_handed_in_and_owes_nothing_to_what_memory_held(engine, kind, monkeypatch):
+    """Without `out` the total may start from memory of any content: here NaN."""
+    flat, loss, batch, d = problem(kind, examples=5)
+    rule = Flat(clip_norm=0.5)
+    alone = clipped(engine, flat, loss, batch, d, PROBES["two"], rule).total
+    start = torch.randn_like(flat.theta)
+    found = ENGINES[engine](flat, loss).clipped_sum(PROBES["two"], d, batch, rule, seed=3, out=start.clone())
+    torch.testing.assert_close(found.total, start + alone, rtol=1e-12, atol=1e-12)
+    real = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: real(*a, **k).fill_(math.nan) if a[0].is_floating_point() else real(*a, **k))
+    assert torch.equal(clipped(engine, flat, loss, batch, d, PROBES["two"], rule).total, alone)
 
 
 def test_the_oracle_itself_against_plain_autograd():

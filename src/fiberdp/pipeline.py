@@ -81,7 +81,7 @@ class Pipeline:
         self, take: Any, indices: Tensor, step: int, d: Tensor | None, scale: Tensor | None, *, loss_scale: float, tap: Tap | None
     ) -> ClippedSum:
         """Sum over micro-batches; any split gives the same sum, and noise is added to the whole once, at the gate."""
-        total, device = torch.zeros_like(self.flat.theta), self.flat.theta.device
+        total, device = None, self.flat.theta.device
         probes, clip = self.plan.method.observation.probes(), self.plan.clip
         seed = self.keys.stream("model").seed(step + 1)  # step 0 of this stream initialised the model
         first = 0  # position in the whole batch, which the copies and masks of an example depend on; no split changes it
@@ -92,6 +92,7 @@ class Pipeline:
             )
             total = clipped.total
             first += len(part)
+        assert total is not None  # an empty batch is one empty part
         return ClippedSum(total, clip.sensitivity)
 
     def _augmented(self, batch: Any, step: int, first: int, count: int) -> Any:

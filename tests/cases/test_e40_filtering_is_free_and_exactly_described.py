@@ -217,7 +217,7 @@ class ClippedApart:
 
     def clipped_sum(self, probes, d, batch, clip, *, out, **kwargs):
         parts = [(p.weight, self.right.clipped_sum([Probe(1.0, p.lookahead)], d, batch, clip, **kwargs).total) for p in probes]
-        return ClippedSum(out + sum(weight * total for weight, total in parts), clip.sensitivity)
+        return ClippedSum((0 if out is None else out) + sum(weight * total for weight, total in parts), clip.sensitivity)
 
 
 def observation(kappa, gamma):

@@ -113,10 +113,10 @@ class GhostEngine:
         seed: int, loss_scale: float = 1.0, scale: Tensor | None = None, tap: Tap | None = None, out: Tensor | None = None,
     ) -> ClippedSum:  # fmt: skip
         """See `VmapEngine.clipped_sum`; the numbers are the same to rounding."""
-        total = torch.zeros_like(self.flat.theta) if out is None else out
         examples = _tree.rows(batch)
         if examples == 0:
-            return ClippedSum(total, clip.sensitivity)
+            return ClippedSum(torch.zeros_like(self.flat.theta) if out is None else out, clip.sensitivity)
+        total = torch.empty_like(self.flat.theta) if out is None else out  # every entry of an empty one is written below
         copies = self.loss.multiplicity
         if copies > 1:
             batch = _tree.map_leaves(lambda leaf: leaf.flatten(0, 1), batch)
@@ -145,7 +145,9 @@ class GhostEngine:
         for slot, weights in zip(self.flat.slots, factors):
             part = parts.pop(slot.name, None)  # its memory is free before the next is used
             if part is not None:
-                (part.silenced(finite) if silenced else part).add_weighted_(views[slot.name], weights)
+                (part.silenced(finite) if silenced else part).add_weighted_(views[slot.name], weights, fresh=out is None)
+            elif out is None:
+                views[slot.name].zero_()
         if tap is not None and losses is not None:
             tap(losses, norms)
         return ClippedSum(total, clip.sensitivity)

@@ -33,8 +33,8 @@ class Part(Protocol):
         """||g_i||^2, float64 [b]; never below the true value."""
         ...
 
-    def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
-        """out += Sum_i factor_i g_i, in place; out [*shape], factors [b]."""
+    def add_weighted_(self, out: Tensor, factors: Tensor, *, fresh: bool = False) -> None:
+        """out += Sum_i factor_i g_i, in place, or out = that if `fresh` (whatever it held); out [*shape], factors [b]."""
         ...
 
     def dense(self) -> Dense: ...
@@ -60,12 +60,13 @@ class Dense:
     def squared_norms(self) -> Tensor:
         return squared_norms(self.held)
 
-    def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
+    def add_weighted_(self, out: Tensor, factors: Tensor, *, fresh: bool = False) -> None:
         flat, factors = self.held.reshape(len(factors), -1), factors.to(self.held.dtype)
         if self.order is None:
-            out.view(-1).addmv_(flat.t(), factors)
+            out.view(-1).addmv_(flat.t(), factors, beta=int(not fresh))
         else:
-            out += torch.mv(flat.t(), factors).view(1, *self.held.shape[1:]).permute(self.order)[0]
+            total = torch.mv(flat.t(), factors).view(1, *self.held.shape[1:]).permute(self.order)[0]
+            out.copy_(total) if fresh else out.add_(total)
 
     def dense(self) -> Dense:
         return self
@@ -92,7 +93,7 @@ class Outer:
     def squared_norms(self) -> Tensor:
         return gram(self.blocks)
 
-    def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
+    def add_weighted_(self, out: Tensor, factors: Tensor, *, fresh: bool = False) -> None:
         out = out.view(self.blocks[0].left.shape[2], self.blocks[0].right.shape[2])
         for block in self.blocks:
             left, right = block.left, block.right
@@ -101,7 +102,8 @@ class Outer:
                 left = left * weights
             else:
                 right = right * weights
-            out.addmm_(left.flatten(0, 1).t(), right.flatten(0, 1))
+            out.addmm_(left.flatten(0, 1).t(), right.flatten(0, 1), beta=int(not fresh))
+            fresh = False
 
     def dense(self) -> Dense:
         first, *others = self.blocks
@@ -152,7 +154,9 @@ class Rows:
         total = torch.zeros(self.examples, dtype=torch.float64, device=self.gradient.device)
         return total.index_add_(0, self.example, squared_norms(self.gradient))
 
-    def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
+    def add_weighted_(self, out: Tensor, factors: Tensor, *, fresh: bool = False) -> None:
+        if fresh:
+            out.zero_()
         out.index_add_(0, self.row, self.gradient * factors.to(self.gradient.dtype)[self.example, None])
 
     def dense(self) -> Dense:
@@ -184,8 +188,8 @@ class Tied:
         error = GRAM_ERROR[rows.gradient.dtype] * (own + products)  # they may cancel
         return (own + 2 * cross + products).clamp_min(0) + error
 
-    def add_weighted_(self, out: Tensor, factors: Tensor) -> None:
-        self.outer.add_weighted_(out, factors)
+    def add_weighted_(self, out: Tensor, factors: Tensor, *, fresh: bool = False) -> None:
+        self.outer.add_weighted_(out, factors, fresh=fresh)
         self.rows.add_weighted_(out, factors)
 
     def dense(self) -> Dense:
