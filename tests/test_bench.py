@@ -119,7 +119,7 @@ def test_the_json_contract(capsys):
     line = "bench --models mlp,update --variants one-point-vmap --batch-size 2 --elements 1000 --rounds 1 --no-memory --json"
     assert main(line.split()) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found.keys() == {"rows", "ablations", "caveats", "elements", "rounds", "threads", "versions", "variants", "batch"}
+    assert found.keys() == {"rows", "ablations", "caveats", "elements", "rounds", "threads", "versions", "variants", "batch", "commits"}
     assert all(row.keys() == KEYS for row in found["rows"])
     assert [(row["model"], row["variant"]) for row in found["rows"][:3]] == [
         ("mlp", "nonprivate"), ("mlp", "one-point-vmap"), ("update", "adamw-fused"),

@@ -47,6 +47,7 @@ def bench(
     elements: length of model `update`, which has variants of its own.  batch_size: instead of each model's own.
     tricks: also time the engine without each of its tricks, "ablations": see `ablations`.
     kept: a file that holds the result after every model and every peak; what it holds already, from the same settings, is not done again.
+    "commits": of the code that measured, one unless a file was continued.
     Raises ValueError for a model or variant that does not exist, and if `kept` is of other settings.
     """
     for name in models:
@@ -63,11 +64,13 @@ def bench(
         "elements": elements,
         "rounds": rounds,
         "threads": torch.get_num_threads(),
-        "versions": versions() | {"opacus": package_version("opacus")},
+        "versions": {name: value for name, value in versions().items() if name != "commit"} | {"opacus": package_version("opacus")},
         "variants": list(variants),
         "batch": batch_size,
     }
-    found: dict[str, Any] = _held(kept, settings) or {"rows": [], "ablations": [], "caveats": [], **settings}
+    found: dict[str, Any] = _held(kept, settings) or {"rows": [], "ablations": [], "caveats": [], "commits": [], **settings}
+    if (commit := versions()["commit"]) not in found["commits"]:
+        found["commits"].append(commit)
     rows: list[dict[str, Any]] = found["rows"]
 
     def keep() -> None:

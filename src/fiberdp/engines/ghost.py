@@ -26,7 +26,7 @@ from fiberdp.engines.tracing import check_seen, trace
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
 
-LEAST_BUDGET, MOST_BUDGET = 3 * 2**26, 2**30  # bytes
+LEAST_BUDGET, MOST_BUDGET = 2**26, 2**30  # bytes
 
 
 class GhostEngine:
@@ -47,7 +47,7 @@ class GhostEngine:
         """How many examples at a time, of `batch_size`, so that a step needs about the memory of a plain step a point.
 
             plain   = batch_size graph                              graph: what autograd keeps of one example
-            budget  = points plain + two vectors of size d          unless `memory_budget` was given; within 192 MiB and 1 GiB
+            budget  = points plain + two vectors of size d          unless `memory_budget` was given; within 64 MiB and 1 GiB
             example = graph + (points - 1) factors + gradients      factors: inputs and output gradients of the layers
 
         The batch is split evenly, at most 256 rows of copies at a time.  `row` is a batch of one example, read for its structure only.
