@@ -167,7 +167,8 @@ def page(found: dict) -> str:
     figures, versions = Figures(found), found["versions"]
     where = (
         f"Measured on {versions['machine']}, {found['threads']} threads, torch {versions['torch']}, opacus {versions['opacus']}, "
-        f"Python {versions['python']}, float32, medians of {found['rounds']} rounds, at commit {', '.join(c[:7] for c in found['commits'])}."
+        f"Python {versions['python']}, float32, medians of {found['rounds']} rounds, "
+        f"at commit {', '.join(commit[:7] for commit in found['commits'])}."
     )
     lines = [INTRODUCTION, "", where, *_caveats(found), "", "## Beside the bounds", "", *summary(figures)]
     for model, rows in figures.rows.items():
