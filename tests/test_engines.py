@@ -233,6 +233,21 @@ def test_micro_batch_size_follows_the_memory_budget():
     assert len(set(sizes)) > 2
 
 
+def test_ghost_splits_a_batch_evenly_within_its_budget():
+    flat, loss, batch, _ = problem("cnn", examples=1, dtype=torch.float32)
+    budgets = (1, 2**15, 2**17, 2**30)
+    one, two = ([ENGINES["ghost"](flat, loss, memory_budget=b).micro_batch_size(batch, points, 250) for b in budgets] for points in (1, 2))
+    for sizes in (one, two):
+        assert (sizes[0], sizes[-1]) == (1, 250)
+        assert sizes == sorted(sizes)
+        assert len(set(sizes)) > 2
+    assert all(a >= b for a, b in zip(one, two))
+    assert one != two
+    free = ENGINES["ghost"](flat, loss)
+    assert free.micro_batch_size(batch, 2, 1000) == 250  # four parts of at most 256
+    assert free.micro_batch_size(batch, 2, 3) == 3
+
+
 def test_batch_norm_in_training_mode_is_refused_and_frozen_is_exact():
     """CASES E11 a, b."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
