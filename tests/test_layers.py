@@ -106,6 +106,14 @@ def conv1d(r):
 
 
 @case
+def conv_same_and_dilated(r):
+    """padding="same" is then dilation (k - 1) / 2 on each side."""
+    groups = r.choice([1, 2])
+    second = nn.Conv2d(2, 2, (3, r.choice([1, 3])), padding="same", dilation=(2, r.choice([1, 2])), groups=groups)
+    return nn.Sequential(nn.Conv2d(2, 2, 1), nn.Tanh(), second), (2, r.randint(4, 6), r.randint(4, 6))
+
+
+@case
 def conv2d(r):
     return _conv(r, 2)
 
