@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+import fiberdp
 from fiberdp import _tree
 from fiberdp.clipping import CLIPS, Flat
-from fiberdp.engines import ENGINES, Loss, check_loss, check_model
+from fiberdp.engines import ENGINES, GhostEngine, Loss, check_loss, check_model
 from fiberdp.engines.loop import LoopEngine
 from fiberdp.engines.sums import squared_norms
 from fiberdp.flat import FlatParameters
@@ -246,6 +247,16 @@ def test_ghost_splits_a_batch_evenly_within_its_budget():
     free = ENGINES["ghost"](flat, loss)
     assert free.micro_batch_size(batch, 2, 1000) == 250  # four parts of at most 256
     assert free.micro_batch_size(batch, 2, 3) == 3
+
+
+def test_a_micro_batch_size_that_is_given_leaves_the_memory_budget_as_it_is():
+    """What is materialised, and so the last bits, depends on the budget: a resumed run, which gives its size, must have the same."""
+    plan = fiberdp.plan(
+        method=fiberdp.method("fiber"), num_examples=64, batch_size=16, steps=1, noise_multiplier=1.0, delta=1e-3, clip_norm=1.0
+    )
+    data = {"x": torch.randn(64, 5), "y": torch.randint(0, 3, (64,))}
+    engines = [plan.private(mlp()[0], cross_entropy, data, micro_batch_size=size).pipeline.engine for size in (None, 4)]
+    assert engines[0].memory_budget == engines[1].memory_budget != GhostEngine(engines[0].flat, engines[0].loss).memory_budget
 
 
 def test_batch_norm_in_training_mode_is_refused_and_frozen_is_exact():

@@ -97,8 +97,9 @@ class Run:
         worker.clipped_sum(probes, torch.zeros_like(self.flat.theta), blank, plan.clip, seed=0, loss_scale=0.0)
         if self.engine == "ghost":
             prove(worker if precision == "float32" else ENGINES[self.engine](self.flat, exact), exact, row, probes)
-        if micro_batch_size is None:
-            micro_batch_size = worker.micro_batch_size(row, len(probes), plan.batch_size)
+        # asked even if one is given: the engine's memory budget follows from it, and with it the last bits of a resumed run
+        fitting = worker.micro_batch_size(row, len(probes), plan.batch_size)
+        micro_batch_size = fitting if micro_batch_size is None else micro_batch_size
         _validate.count("micro_batch_size", micro_batch_size, why="It is how many examples are in memory at a time.")
         self.pipeline = Pipeline(plan, self.flat, worker, source, self.keys, micro_batch_size)
         self.optimizer = Optimizer(
