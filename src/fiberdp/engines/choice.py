@@ -12,8 +12,7 @@ from torch import Tensor
 from fiberdp import _tree
 from fiberdp.engines.ghost import GhostEngine
 from fiberdp.engines.loss import Loss, random_state
-from fiberdp.engines.proof import Whole, copies
-from fiberdp.engines.synthetic import examples
+from fiberdp.engines.proof import Whole, engine_batch
 from fiberdp.engines.vmap import VmapEngine
 from fiberdp.flat import FlatParameters
 from fiberdp.types import Probe
@@ -34,9 +33,7 @@ def faster(flat: FlatParameters, loss: Loss, row: Any, probes: Sequence[Probe], 
         worker = engine(flat, loss)
         try:
             count = min(batch_size, worker.micro_batch_size(row, len(probes), batch_size))
-            batch = examples(loss, row, count, 0, flat.theta.device)
-            if loss.multiplicity > 1:
-                batch = _tree.map_leaves(lambda leaf: copies(leaf, loss.multiplicity), batch)
+            batch = engine_batch(loss, row, count, 0, flat.theta.device)
             _seconds(worker, probes, batch)
             workers[engine.name], seconds[engine.name] = (worker, batch), float("inf")
         except ValueError as error:

@@ -21,7 +21,7 @@ from fiberdp.engines.layers.conv import Conv, channels_last
 from fiberdp.engines.loss import Loss, random_state, saved_bytes
 from fiberdp.engines.parts import Dense, Outer, Part, Rows, Tied
 from fiberdp.engines.points import points
-from fiberdp.engines.sums import LARGEST_MICRO_BATCH, Clip, Tap, clip_factors
+from fiberdp.engines.sums import Clip, Tap, clip_factors, fitting_micro_batch
 from fiberdp.engines.tracing import check_seen, trace
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
@@ -71,7 +71,7 @@ class GhostEngine:
             theta = self.flat.theta
             self.memory_budget = min(max(evaluated * batch_size * graph + 2 * theta.nbytes, LEAST_BUDGET), MOST_BUDGET)
         each = graph + (evaluated - 1) * (inputs + gradients) + gradients
-        fitting = max(1, min(LARGEST_MICRO_BATCH // copies, self.memory_budget // max(1, each)))
+        fitting = fitting_micro_batch(each, self.memory_budget, copies)
         return -(-batch_size // -(-batch_size // fitting))
 
     def prepare(self, row: Any) -> list[Site]:

@@ -102,9 +102,7 @@ def compare(
     device = flat.theta.device
     generator = torch.Generator().manual_seed(seed)
     d = torch.randn(flat.numel, generator=generator, dtype=flat.theta.dtype).mul_(0.01).to(device)
-    batch = examples(loss, row, count, seed, device)
-    if loss.multiplicity > 1:
-        batch = _tree.map_leaves(lambda leaf: copies(leaf, loss.multiplicity), batch)
+    batch = engine_batch(loss, row, count, seed, device)
     clip, norms = clip or _Normalised(), []
     with without_dropout(loss.module):
         oracle = LoopEngine(flat, loss).clipped_sum(probes, d, batch, clip, seed=seed, tap=lambda _, norm: norms.append(norm)).total
@@ -210,6 +208,11 @@ def _first_replaced(batch: Any, other: Any, rows: int) -> Any:
     return _tree.map_leaves(replaced, batch)
 
 
-def copies(leaf: Any, k: int) -> Any:
-    """[b K, …] -> [b, K, …]."""
-    return leaf.unflatten(0, (-1, k)) if isinstance(leaf, Tensor) else [leaf[i : i + k] for i in range(0, len(leaf), k)]
+def engine_batch(loss: Loss, row: Any, count: int, seed: int, device: torch.device) -> Any:
+    """`count` synthetic examples as an engine takes them: with K > 1 copies, [b K, …] is [b, K, …]."""
+    batch, k = examples(loss, row, count, seed, device), loss.multiplicity
+
+    def apart(leaf: Any) -> Any:
+        return leaf.unflatten(0, (-1, k)) if isinstance(leaf, Tensor) else [leaf[i : i + k] for i in range(0, len(leaf), k)]
+
+    return _tree.map_leaves(apart, batch) if k > 1 else batch

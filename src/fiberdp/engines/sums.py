@@ -79,6 +79,5 @@ def clipped_total(leaves: Iterable[tuple[Slot, Tensor]], clip: Clip, out: Tensor
 
 
 def fitting_micro_batch(bytes_each: int, budget: int, copies: int) -> int:
-    """How many examples of `copies` rows and `bytes_each` fit `budget`: a power of two, at most 256 rows (or one example)."""
-    fitting = min(LARGEST_MICRO_BATCH // copies, budget // max(1, bytes_each))
-    return 1 << (max(1, fitting).bit_length() - 1)
+    """How many examples of `copies` rows and `bytes_each` fit `budget`: at least one, else at most 256 rows."""
+    return max(1, min(LARGEST_MICRO_BATCH // copies, budget // max(1, bytes_each)))

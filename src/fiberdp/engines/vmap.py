@@ -50,7 +50,8 @@ class VmapEngine:
             copies = _tree.to(_tree.zeros(row, self.loss.multiplicity), device)
             self.loss.of_one(self.flat.views(self.flat.theta.detach().requires_grad_()), copies)
         gradients = self.flat.numel * self.flat.theta.element_size() * (1 + min(num_probes, 2))
-        return fitting_micro_batch(gradients + 3 * saved[0], self.memory_budget, self.loss.multiplicity)
+        fitting = fitting_micro_batch(gradients + 3 * saved[0], self.memory_budget, self.loss.multiplicity)
+        return 1 << (fitting.bit_length() - 1)
 
     def clipped_sum(
         self, probes: Sequence[Probe], d: Tensor | None, batch: Any, clip: Clip, *,
