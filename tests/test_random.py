@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import math
@@ -42,7 +43,23 @@ def threads():
     torch.set_num_threads(before)
 
 
-def test_keystream_is_aes_256_ctr_of_nist_sp_800_38a():
+def library_words(key: bytes, high: int, first: int, blocks: int) -> bytes:
+    out = bytearray(16 * blocks + 16)
+    _random._encrypt(key, high, first, memoryview(out))
+    return bytes(out[:-16])
+
+
+def compiled_words(key: bytes, high: int, first: int, blocks: int) -> bytes:
+    cipher, out = _random._compiled_keystream(), torch.full((2 * blocks + 2,), -1)
+    if cipher is None:
+        pytest.skip("no C compiler, or no AES instructions, here")
+    cipher(key, high, first, blocks, out.data_ptr())
+    assert torch.equal(out[2 * blocks :], torch.full((2,), -1))
+    return out.numpy().tobytes()[:-16]
+
+
+@pytest.mark.parametrize("words", [library_words, compiled_words])
+def test_keystream_is_aes_256_ctr_of_nist_sp_800_38a(words):
     """Origin: NIST SP 800-38A (2001), F.5.5 CTR-AES256.Encrypt, plaintext xor ciphertext of its four blocks."""
     key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
     counter = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
@@ -52,8 +69,29 @@ def test_keystream_is_aes_256_ctr_of_nist_sp_800_38a():
     cipher = bytes.fromhex(
         "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c52b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6"
     )
-    words = _random._keystream(_random._encryptor(key, counter), bytearray(64 + 16), 64)
-    assert words.numpy().tobytes() == bytes(p ^ c for p, c in zip(plain, cipher, strict=True))
+    found = words(key, int.from_bytes(counter[:8], "big"), int.from_bytes(counter[8:], "big"), 4)
+    assert found == bytes(p ^ c for p, c in zip(plain, cipher, strict=True))
+
+
+@pytest.mark.parametrize("first", [0, 2**32 - 7, 2**61])
+@pytest.mark.parametrize("blocks", [1, 2, 15, 16, 17, 31, 33, 1000])
+def test_the_compiled_cipher_is_the_librarys(first, blocks):
+    """Every remainder of a group of blocks, and a counter that carries into its upper word."""
+    key, high = bytes(range(100, 132)), 0x0002_FFEE_DDCC_BBAA
+    assert compiled_words(key, high, first, blocks) == library_words(key, high, first, blocks)
+
+
+def test_a_cipher_that_disagrees_is_refused(monkeypatch):
+    """Rejected: a processor or compiler whose AES is wrong in one bit."""
+
+    class Broken:
+        class keystream:  # noqa: N801
+            def __new__(cls, key, high, first, blocks, out):
+                ctypes.memset(out, 0, 16 * blocks)
+
+    monkeypatch.setattr(_random._native, "library", lambda name: Broken())
+    with pytest.raises(RuntimeError, match="AES: the compiled cipher"):
+        _random._compiled_keystream.__wrapped__()
 
 
 def oracle_words(key: bytes, stream: int, step: int, n: int) -> np.ndarray:

@@ -80,13 +80,13 @@ def test_helpers_compute_in_the_callers_mode(mode):
 def test_noise_of_a_long_vector_is_drawn_by_several_threads_and_no_chunk_twice(monkeypatch):
     """3e6 elements in 23 chunks.  Rejected below: one chunk given to two threads, or drawn backwards."""
     n, noise, by = 3_000_000, Keys.seeded(4).stream("noise"), set()
-    keystream = _random._keystream
+    fill = _random.Stream._fill
 
     def watched(*arguments):
         by.add(threading.get_ident())
-        return keystream(*arguments)
+        return fill(*arguments)
 
-    monkeypatch.setattr(_random, "_keystream", watched)
+    monkeypatch.setattr(_random.Stream, "_fill", watched)
     shared = noise.add_normal_(torch.zeros(n), step=1, scale=1.0)
     assert len(by) == 3
     with one_thread():

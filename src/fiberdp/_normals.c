@@ -28,19 +28,16 @@ static inline double radius_squared(double u) {
     double m = as_double(as_bits(u) - exponent);
     double k = as_double(((exponent + 0x4000000000000000u) >> 52) | 0x4330000000000000u) - (0x1p52 + 1024);
     double s = (m - 1) / (m + 1), z = s * s;
-    double series = z * (0x1.5555555555593p-1 + z * (0x1.999999997fa04p-2 + z * (0x1.2492494229359p-2 + z * (0x1.c71c51d8e78afp-3
-                  + z * (0x1.7466496cb03dep-3 + z * (0x1.39a09d078c69fp-3 + z * 0x1.2f112df3e5244p-3))))));
-    return ((s * (series + 2)) + (k - 63) * 0x1.62e42fefa39efp-1) * -2;
+    double series = z * fma(z, fma(z, fma(z, fma(z, fma(z, fma(z, 0x1.2f112df3e5244p-3, 0x1.39a09d078c69fp-3), 0x1.7466496cb03dep-3), 0x1.c71c51d8e78afp-3), 0x1.2492494229359p-2), 0x1.999999997fa04p-2), 0x1.5555555555593p-1);
+    return fma(s, series + 2, (k - 63) * 0x1.62e42fefa39efp-1) * -2;
 }
 
 /* sin x and cos x for |x| <= pi/4. */
 static inline double sine(double x, double z) {
-    return x + x * (z * (-0x1.5555555555549p-3 + z * (0x1.111111110f8a6p-7 + z * (-0x1.a01a019c161d5p-13 + z * (0x1.71de357b1fe7dp-19
-                 + z * (-0x1.ae5e68a2b9cebp-26 + z * 0x1.5d93a5acfd57cp-33))))));
+    return fma(x, z * fma(z, fma(z, fma(z, fma(z, fma(z, 0x1.5d93a5acfd57cp-33, -0x1.ae5e68a2b9cebp-26), 0x1.71de357b1fe7dp-19), -0x1.a01a019c161d5p-13), 0x1.111111110f8a6p-7), -0x1.5555555555549p-3), x);
 }
 static inline double cosine(double z) {
-    return 1 - (z * 0.5 - z * z * (0x1.555555555554cp-5 + z * (-0x1.6c16c16c15177p-10 + z * (0x1.a01a019cb159p-16
-                 + z * (-0x1.27e4f809c52adp-22 + z * (0x1.1ee9ebdb4b1c4p-29 + z * -0x1.8fae9be8838d4p-37))))));
+    return 1 - (z * 0.5 - z * z * fma(z, fma(z, fma(z, fma(z, fma(z, -0x1.8fae9be8838d4p-37, 0x1.1ee9ebdb4b1c4p-29), -0x1.27e4f809c52adp-22), 0x1.a01a019cb159p-16), -0x1.6c16c16c15177p-10), 0x1.555555555554cp-5));
 }
 
 /* a gives the radius, b = quadrant 2^62 + rest the angle pi b / 2^63; a negative zero of cos or sin is as good as zero. */

@@ -127,8 +127,10 @@ class Stream:
         """Words [start, stop) of this step: int64, all 64 bits random."""
         _check(step, start, stop)
         first = start // 2
-        buffer = bytearray(16 * ((stop + 1) // 2 - first) + 16)
-        words = _keystream(self._encryptor(step, first), buffer, len(buffer) - 16)
+        blocks = (stop + 1) // 2 - first
+        buffer = bytearray(16 * blocks + 16)
+        words = torch.frombuffer(buffer, dtype=torch.int64)
+        self._fill(buffer, words, step, first, blocks)
         return words[start % 2 : start % 2 + stop - start]
 
     def uniform(self, step: int, start: int, stop: int) -> Tensor:
@@ -187,7 +189,7 @@ class Stream:
             low, high = max(start, base), min(stop, base + 2 * _S * n)
             part = out[low - start : high - start]
             with _scratch(n) as lent:
-                _keystream(self._encryptor(step, segment * _S), lent.buffer, 16 * _S * n)
+                self._fill(lent.buffer, lent.words, step, segment * _S, _S * n)
                 if compiled and len(part) == 2 * _S * n:
                     compiled(lent.words.data_ptr(), n, scale, part.data_ptr())
                     return
@@ -199,24 +201,21 @@ class Stream:
 
         share(chunk, range(first, last, _CHUNK))
 
-    def _encryptor(self, step: int, block: int):
-        counter = STREAMS[self.name].to_bytes(2, "big") + step.to_bytes(6, "big") + block.to_bytes(8, "big")
-        return _encryptor(self.key, counter)
+    def _fill(self, buffer: bytearray, words: Tensor, step: int, first: int, blocks: int) -> None:
+        """Blocks [first, first + blocks) of this step into `buffer`, 16 bytes longer, whose memory `words` shares."""
+        high, compiled = STREAMS[self.name] << 48 | step, _compiled_keystream()
+        if compiled:
+            return compiled(self.key, high, first, blocks, words.data_ptr())
+        _encrypt(self.key, high, first, memoryview(buffer)[: 16 * blocks + 16])
 
 
-def _encryptor(key: bytes, counter: bytes):
-    """AES in counter mode, beginning at this 16-byte counter block."""
-    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
-
-
-def _keystream(encryptor, buffer: bytearray, size: int) -> Tensor:
-    """The next `size` bytes of keystream, written to `buffer` (16 bytes longer), as words that share it."""
-    view = memoryview(buffer)
-    for at in range(0, size, len(_ZEROS)):
-        zeros = _ZEROS if size - at >= len(_ZEROS) else bytes(size - at)
+def _encrypt(key: bytes, high: int, first: int, out: memoryview) -> None:
+    """The keystream from counter block (high, first) on, as many whole blocks as leave room in `out` for one more."""
+    encryptor = Cipher(algorithms.AES(key), modes.CTR(high.to_bytes(8, "big") + first.to_bytes(8, "big"))).encryptor()
+    for at in range(0, len(out) - 16, len(_ZEROS)):
+        zeros = _ZEROS[: len(out) - 16 - at]
         # update_into wants room for one block beyond what it writes
-        encryptor.update_into(zeros, view[at : at + len(zeros) + 16])
-    return torch.frombuffer(buffer, dtype=torch.int64)[: size // 8]
+        encryptor.update_into(zeros, out[at : at + len(zeros) + 16])
 
 
 def _box_muller(words: Tensor, scale: float, radius: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -240,6 +239,29 @@ def _compiled(dtype: torch.dtype, add: bool) -> Callable[[int, int, float, int],
         return None
     function = getattr(library, f"{'add_' if add else ''}normals_{'float32' if dtype == torch.float32 else 'float64'}")
     function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p), None
+    return function
+
+
+@cache
+def _compiled_keystream() -> Callable[[bytes, int, int, int, int], None] | None:
+    """`_encrypt` by the processor's AES instructions, which need no lock of the interpreter's; None where there are none.
+
+    Raises RuntimeError if it disagrees with the library: then the compiler or the processor is broken, and no noise may come of it.
+    """
+    function = getattr(_native.library("_keystream"), "keystream", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64, ctypes.c_void_p)
+    function.restype = None
+    key, high, first, expected = bytes(range(32)), 0x0123456789ABCDEF, 2**32 - 20, bytearray(16 * 41)
+    found = bytearray(16 * 40)
+    _encrypt(key, high, first, memoryview(expected))
+    function(key, high, first, 40, ctypes.addressof(ctypes.c_char.from_buffer(found)))
+    if found != expected[: len(found)]:
+        raise RuntimeError(
+            "AES: the compiled cipher and the cryptography library must agree, because one of them is wrong and the noise is made of it. "
+            "Remove ~/.cache/fiberdp, and distrust this machine if that does not help."
+        )
     return function
 
 
