@@ -1,6 +1,6 @@
 """C files of the package, compiled for this machine where it has a C compiler; elsewhere their callers compute with torch.
 
-A library is compiled once (0.3 s) and kept in $XDG_CACHE_HOME/fiberdp or ~/.cache/fiberdp, under a name made of the source, the compiler
+A library is compiled once (0.5 s) and kept in $XDG_CACHE_HOME/fiberdp or ~/.cache/fiberdp, under a name made of the source, the compiler
 and the processor, so a home folder shared between machines is no trap.  Where nothing can be kept it is compiled for this process alone.
 """
 
@@ -16,39 +16,54 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fPIC")
+PARALLEL = ("-fopenmp",)  # when compiling alone: the runtime is the one that torch has loaded, so that both share their threads
 
 
 @cache
-def library(name: str) -> ctypes.CDLL | None:
-    """The functions of `name`.c; None where there is no compiler, or it fails.  Linux only: elsewhere `cc` may ask to be installed."""
+def library(name: str, *flags: str) -> ctypes.CDLL | None:
+    """The functions of `name`.c; None where there is no compiler, or it fails.  Linux only: elsewhere `cc` may ask to be installed.
+
+    flags: after those of every file, which they override.  Loops marked for OpenMP run on torch's threads, or on one where torch's
+    runtime is not the compiler's.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if sys.platform != "linux" or compiler is None:
         return None
-    source = Path(__file__).with_name(f"{name}.c")
-    try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-        key = hashlib.sha256(b"\0".join([source.read_bytes(), " ".join(FLAGS).encode(), version, _processor()])).hexdigest()
+    for flags_tried in ((*FLAGS, *flags, *PARALLEL), (*FLAGS, *flags)):
         try:
-            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiberdp"
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return ctypes.CDLL(str(_compiled(compiler, source, folder / f"{name}-{key[:32]}.so")))
-        except (OSError, RuntimeError):  # a read-only or full home, no home, or one from which nothing may be executed
-            with tempfile.TemporaryDirectory(prefix="fiberdp-") as scratch:
-                return ctypes.CDLL(str(_compiled(compiler, source, Path(scratch) / f"{name}.so")))
-    except (OSError, subprocess.CalledProcessError):
-        return None
+            return _loaded(compiler, name, flags_tried)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+    return None
 
 
-def _compiled(compiler: str, source: Path, kept: Path) -> Path:
+def _loaded(compiler: str, name: str, flags: tuple[str, ...]) -> ctypes.CDLL:
+    source = Path(__file__).with_name(f"{name}.c")
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    key = hashlib.sha256(b"\0".join([source.read_bytes(), " ".join(flags).encode(), version, _processor()])).hexdigest()
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiberdp"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return ctypes.CDLL(str(_compiled(compiler, flags, source, folder / f"{name}-{key[:32]}.so")))
+    except (OSError, RuntimeError):  # a read-only or full home, no home, or one from which nothing may be executed
+        with tempfile.TemporaryDirectory(prefix="fiberdp-") as scratch:
+            return ctypes.CDLL(str(_compiled(compiler, flags, source, Path(scratch) / f"{name}.so")))
+
+
+def _compiled(compiler: str, flags: tuple[str, ...], source: Path, kept: Path) -> Path:
     if not kept.exists():
         handle, partial = tempfile.mkstemp(dir=kept.parent, suffix=".so")
         os.close(handle)
+        unlinked = Path(partial).with_suffix(".o")
         try:
-            subprocess.run([compiler, *FLAGS, "-o", partial, str(source), "-lm"], capture_output=True, check=True)
+            subprocess.run([compiler, *flags, "-c", "-o", str(unlinked), str(source)], capture_output=True, check=True)
+            # -z now: a function that nobody provides is found out when the file is loaded
+            subprocess.run([compiler, "-shared", "-Wl,-z,now", "-o", partial, str(unlinked), "-lm"], capture_output=True, check=True)
             os.replace(partial, kept)  # another process may be doing the same
         finally:
             Path(partial).unlink(missing_ok=True)
+            unlinked.unlink(missing_ok=True)
     return kept
 
 

@@ -22,6 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fiberdp.engines.compiled import compiled_gram, compiled_products
 from fiberdp.engines.sums import BLOCK, squared_norms
 
 GRAM_ERROR = {torch.float64: 2.0**-48, torch.float32: 2.0**-21}
@@ -46,19 +47,21 @@ class Part(Protocol):
 @dataclass
 class Dense:
     """held: Tensor[b, ...], the gradients in any order of their dimensions.  order: that which makes them [b, *shape], None: as they are.
+    squares: ||g_i||^2, float64 [b], where they came with the gradients.
 
     Norms do not depend on the order, and the sum is put right once: bringing every gradient into order would cost a pass over all.
     """
 
     held: Tensor
     order: tuple[int, ...] | None = None
+    squares: Tensor | None = None
 
     @property
     def gradient(self) -> Tensor:
         return self.held if self.order is None else self.held.permute(self.order)
 
     def squared_norms(self) -> Tensor:
-        return squared_norms(self.held)
+        return squared_norms(self.held) if self.squares is None else self.squares
 
     def add_weighted_(self, out: Tensor, factors: Tensor, *, fresh: bool = False) -> None:
         flat, factors = self.held.reshape(len(factors), -1), factors.to(self.held.dtype)
@@ -107,6 +110,10 @@ class Outer:
 
     def dense(self) -> Dense:
         first, *others = self.blocks
+        products = compiled_products(first.left.dtype) if first.left.device.type == "cpu" and first.left.shape[1] > 1 else None
+        if products is not None:
+            total, squares = products(self.blocks)
+            return Dense(total, squares=squares)
         total = torch.bmm(first.left.transpose(1, 2), first.right)
         if first.weight != 1:
             total.mul_(first.weight)
@@ -207,12 +214,22 @@ def gram(blocks: Sequence[Block]) -> Tensor:
     total = torch.zeros(len(blocks[0].left), dtype=torch.float64, device=blocks[0].left.device)
     diagonal = torch.zeros_like(total)
     for j, one in enumerate(blocks):
-        for k, other in enumerate(blocks[: j + 1]):
-            lefts, rights = _products(one.left, other.left), _products(one.right, other.right)
-            if j == k:
-                diagonal += one.weight**2 * _inner(lefts.diagonal(dim1=1, dim2=2), rights.diagonal(dim1=1, dim2=2))
-            total += one.weight * other.weight * (1 if j == k else 2) * _inner(lefts, rights)
+        own, of_itself = _inner_gram(one, one)
+        total += one.weight**2 * own
+        diagonal += one.weight**2 * of_itself
+        for other in blocks[:j]:
+            total += 2 * one.weight * other.weight * _inner_gram(one, other)[0]
     return total.clamp_min(0) + GRAM_ERROR[blocks[0].left.dtype] * diagonal
+
+
+def _inner_gram(one: Block, other: Block) -> tuple[Tensor, Tensor]:
+    """<L L'^T, R R'^T> of every example, float64 [b], and its diagonal's share, Sum_s |L_s|^2 |R_s|^2, if the two are one."""
+    function = compiled_gram(one.left.dtype) if one.left.device.type == "cpu" else None
+    if function is not None:
+        return function(one, other)
+    lefts, rights = _products(one.left, other.left), _products(one.right, other.right)
+    diagonals = (lefts, rights) if one is not other else (lefts.diagonal(dim1=1, dim2=2), rights.diagonal(dim1=1, dim2=2))
+    return _inner(lefts, rights), _inner(*diagonals)
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:

@@ -1,0 +1,87 @@
+"""The engines' functions in C (see `_native`): what they take and return as tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fiberdp import _native
+
+if TYPE_CHECKING:
+    from fiberdp.engines.parts import Block
+
+Inner = Callable[["Block", "Block"], tuple[Tensor, Tensor]]
+Products = Callable[["Sequence[Block]"], tuple[Tensor, Tensor]]
+address, size = ctypes.c_void_p, ctypes.c_int64
+
+
+@cache
+def compiled_gram(dtype: torch.dtype) -> Inner | None:
+    """One, other -> Sum_{s,t} <L_s, L'_t> <R_s, R'_t> and its part of s = t, float64 [b], the second 0 unless one is other.
+
+    About half of the operations of the two products that it stands for, and none of their memory.  None: no compiler here, or another
+    dtype than float32 and float64.
+    """
+    function = _function("gram", dtype, (*[address] * 5, *[size] * 5, ctypes.c_int, ctypes.c_int, address, address))
+
+    def gram(one: Block, other: Block) -> tuple[Tensor, Tensor]:
+        factors = [_rows(x, dtype) for x in (one.left, one.right, other.left, other.right)]
+        (b, s, q), (_, t, p) = factors[0].shape, factors[3].shape
+        found = torch.zeros(2, b, dtype=torch.float64, device="cpu")
+        addresses = [x.data_ptr() for x in factors]
+        function(*addresses, _strides(factors), b, s, t, q, p, one is other, torch.get_num_threads(), *(x.data_ptr() for x in found))
+        return found[0], found[1]
+
+    return gram if function else None
+
+
+@cache
+def compiled_products(dtype: torch.dtype) -> Products | None:
+    """Blocks -> Sum_k w_k Sum_s L^k_s R^k_s^T, [b, q, p], and its squared norms, float64 [b].
+
+    The points stand side by side along s, so what is written is written once; norms are taken while it is in registers.  None: as above.
+    """
+    function = _function("dense", dtype, (*[address] * 4, *[size] * 5, ctypes.c_int, address, address))
+
+    def products(blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
+        lefts, rights = [_rows(block.left, dtype) for block in blocks], [_rows(block.right, dtype) for block in blocks]
+        (b, s, q), p, points = lefts[0].shape, rights[0].shape[2], len(blocks)
+        total = torch.empty(b, q, p, dtype=dtype, device="cpu")
+        squares = torch.empty(b, dtype=torch.float64, device="cpu")
+        weights = (ctypes.c_double * points)(*(block.weight for block in blocks))
+        function(
+            _addresses(lefts), _addresses(rights), _strides([x for pair in zip(lefts, rights) for x in pair]), weights, points,
+            b, s, q, p, torch.get_num_threads(), total.data_ptr(), squares.data_ptr(),
+        )  # fmt: skip
+        return total, squares
+
+    return products if function else None
+
+
+def _function(name: str, dtype: torch.dtype, argtypes: tuple[Any, ...]) -> Any:
+    library = _native.library("_outer", "-ffp-contract=fast")
+    suffix = {torch.float32: "float32", torch.float64: "float64"}.get(dtype)
+    if library is None or suffix is None:
+        return None
+    function = getattr(library, f"{name}_{suffix}")
+    function.argtypes, function.restype = argtypes, None
+    return function
+
+
+def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same with a dense last dimension, in the type that the function reads."""
+    x = x.to(dtype)
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _addresses(tensors: Sequence[Tensor]) -> Any:
+    return (address * len(tensors))(*(x.data_ptr() for x in tensors))
+
+
+def _strides(tensors: Sequence[Tensor]) -> Any:
+    return (size * (2 * len(tensors)))(*(stride for x in tensors for stride in x.stride()[:2]))
