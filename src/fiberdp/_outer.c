@@ -14,7 +14,7 @@ enum { BYTES = 32, HIGH = 4, WIDE = 3, ROWS = 6 };
 enum { BYTES = 16, HIGH = 4, WIDE = 3, ROWS = 6 };
 #endif
 enum { TILE = HIGH * WIDE, CHUNK = 2048, PANEL_BYTES = 1 << 18 };  /* of gram */
-enum { DEPTH = 256, PANEL = 96 };                                  /* of dense; ROWS divides PANEL */
+enum { DEPTH = 256, PANEL = 192 };                                 /* of dense; ROWS divides PANEL */
 
 #define UNROLL _Pragma("GCC unroll 16")
 #ifdef __x86_64__
@@ -139,16 +139,14 @@ void NAME(gram)(const T *l, const T *r, const T *l2, const T *r2, const int64_t 
 /* ---- dense: a matrix product an example, over the positions of all points side by side, DEPTH of them at a time.  ROWS x 2 registers of the
    result are held while the positions pass by; at the last of them their squares are added up, in double across registers of one lane. */
 
-/* packed[k width + i] = weight from[k stride + i] for i < used, 0 for the rest of `width`. */
-static inline __attribute__((always_inline)) void NAME(pack)(const T *from, int64_t stride, int64_t steps, T weight, int width, int used,
-                                                            T *packed) {
-    if (used == width) {
-        for (int64_t k = 0; k < steps; k++, from += stride, packed += width)
-            UNROLL for (int i = 0; i < width; i++) packed[i] = weight * from[i];
-    } else {
-        for (int64_t k = 0; k < steps; k++, from += stride, packed += width)
-            for (int i = 0; i < width; i++) packed[i] = i < used ? weight * from[i] : 0;
-    }
+/* packed[k ROWS + i] = weight from[k stride + i], 0 beyond `used`. */
+static inline void NAME(pack)(const T *from, int64_t stride, int64_t steps, T weight, int used, T *packed) {
+    for (int64_t k = 0; k < steps; k++, from += stride, packed += ROWS)
+        if (used == ROWS) {
+            UNROLL for (int i = 0; i < ROWS; i++) packed[i] = weight * from[i];
+        } else {
+            for (int i = 0; i < ROWS; i++) packed[i] = i < used ? weight * from[i] : 0;
+        }
 }
 
 /* tile [ROWS, 2 LANES], rows `stride` apart, = (or += if `more`) Sum_k left[k ROWS + i] right[k 2 LANES + j]; returns its sum of squares. */
@@ -180,10 +178,28 @@ static inline double NAME(multiply)(const T *left, const T *right, int64_t steps
     return total;
 }
 
-/* out[example] [q, p] = Sum_points w Sum_s l_s r_s^T, squares[example] = |out[example]|^2.  l, r: a pointer a point; l [examples, s, q],
-   r [examples, s, p]; the last dimension is dense, strides[4 point ...] are those of the first two of l and of r, in entries. */
-void NAME(dense)(const T *const *l, const T *const *r, const int64_t *strides, const double *weights, int64_t points, int64_t examples,
-                 int64_t s, int64_t q, int64_t p, int threads, T *out, double *squares) {
+/* packed[k width + i] = entry column + i of window k, 0 beyond `used`.  A window is made of pieces of `run` entries, `jump` apart. */
+static inline void NAME(pack_windows)(const T *from, const int64_t *starts, int64_t steps, int64_t run, int64_t jump, int64_t column,
+                                      int used, T *packed) {
+    enum { WIDTH = 2 * NAME(LANES) };
+    int64_t piece = column / run, at = column - piece * run;
+    from += piece * jump + at;
+    if (used == WIDTH && at + WIDTH <= run) {
+        for (int64_t k = 0; k < steps; k++, packed += WIDTH) memcpy(packed, from + starts[k], WIDTH * sizeof(T));
+        return;
+    }
+    int64_t offset[WIDTH];
+    for (int i = 0; i < used; i++) offset[i] = (at + i) / run * (jump - run) + i;
+    for (int64_t k = 0; k < steps; k++, packed += WIDTH)
+        for (int i = 0; i < WIDTH; i++) packed[i] = i < used ? from[starts[k] + offset[i]] : 0;
+}
+
+/* out[example] [q, p] = Sum_points w Sum_s l_s r_s^T, squares[example] = |out[example]|^2.  l, r: a pointer a point.  l [examples, s, q]
+   with a dense last dimension, strides[2 point ...] of the first two.  r: a row of p entries is Sum_i [run entries at i jump], examples
+   are `apart` and row s begins at starts[s].  All in entries. */
+void NAME(dense)(const T *const *l, const T *const *r, const int64_t *strides, int64_t apart, const int64_t *starts, int64_t run, int64_t jump,
+                 const double *weights, int64_t points, int64_t examples, int64_t s, int64_t q, int64_t p, int threads, T *out,
+                 double *squares) {
     enum { COLUMNS = 2 * NAME(LANES) };
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t example = 0; example < examples; example++) {
@@ -196,16 +212,15 @@ void NAME(dense)(const T *const *l, const T *const *r, const int64_t *strides, c
                 int64_t rows = q - row < PANEL ? q - row : PANEL;
                 for (int64_t column = 0; column < p; column += COLUMNS) {
                     int columns = p - column < COLUMNS ? p - column : COLUMNS;
-                    for (int64_t k = 0; k < depth;) {  /* the run of positions of one point */
-                        int64_t point = (first + k) / s, at = (first + k) % s, run = s - at < depth - k ? s - at : depth - k;
-                        const int64_t *step = strides + 4 * point;
-                        const T *L = l[point] + example * step[0] + at * step[1] + row, *R = r[point] + example * step[2] + at * step[3] + column;
+                    for (int64_t k = 0; k < depth;) {  /* positions of one point */
+                        int64_t point = (first + k) / s, at = (first + k) % s, steps = s - at < depth - k ? s - at : depth - k;
+                        int64_t stride = strides[2 * point + 1];
+                        const T *L = l[point] + example * strides[2 * point] + at * stride + row;
                         if (column == 0)
                             for (int64_t i = 0; i < rows; i += ROWS)
-                                NAME(pack)(L + i, step[1], run, weights[point], ROWS, rows - i < ROWS ? rows - i : ROWS,
-                                           left + i * depth + k * ROWS);
-                        NAME(pack)(R, step[3], run, 1, COLUMNS, columns, right + k * COLUMNS);
-                        k += run;
+                                NAME(pack)(L + i, stride, steps, weights[point], rows - i < ROWS ? rows - i : ROWS, left + i * depth + k * ROWS);
+                        NAME(pack_windows)(r[point] + example * apart, starts + at, steps, run, jump, column, columns, right + k * COLUMNS);
+                        k += steps;
                     }
                     for (int64_t i = 0; i < rows; i += ROWS) {
                         int high = rows - i < ROWS ? rows - i : ROWS;

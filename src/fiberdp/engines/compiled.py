@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from fiberdp.engines.parts import Block
 
 Inner = Callable[["Block", "Block"], tuple[Tensor, Tensor]]
-Products = Callable[["Sequence[Block]"], tuple[Tensor, Tensor]]
+Products = Callable[..., tuple[Tensor, Tensor]]
 address, size = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -40,23 +41,39 @@ def compiled_gram(dtype: torch.dtype) -> Inner | None:
     return gram if function else None
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Rows of p numbers that overlap in memory: row s begins at starts[s] (int64 [s]) and has pieces of `run` numbers, `jump` apart."""
+
+    starts: Tensor
+    size: int
+    run: int
+    jump: int
+
+
 @cache
 def compiled_products(dtype: torch.dtype) -> Products | None:
     """Blocks -> Sum_k w_k Sum_s L^k_s R^k_s^T, [b, q, p], and its squared norms, float64 [b].
 
-    The points stand side by side along s, so what is written is written once; norms are taken while it is in registers.  None: as above.
+    The points stand side by side along s, so what is written is written once; norms are taken while it is in registers.  windows: R is
+    [b, ...] memory, contiguous, that holds the rows of each example.  None: as above.
     """
-    function = _function("dense", dtype, (*[address] * 4, *[size] * 5, ctypes.c_int, address, address))
+    function = _function("dense", dtype, (*[address] * 3, size, address, size, size, address, *[size] * 5, ctypes.c_int, address, address))
 
-    def products(blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
-        lefts, rights = [_rows(block.left, dtype) for block in blocks], [_rows(block.right, dtype) for block in blocks]
-        (b, s, q), p, points = lefts[0].shape, rights[0].shape[2], len(blocks)
-        total = torch.empty(b, q, p, dtype=dtype, device="cpu")
+    def products(blocks: Sequence[Block], windows: Windows | None = None) -> tuple[Tensor, Tensor]:
+        lefts, rights, points = [_rows(block.left, dtype) for block in blocks], [block.right.to(dtype) for block in blocks], len(blocks)
+        b, s, q = lefts[0].shape
+        if windows is None:
+            if len({x.stride() for x in rights}) > 1 or rights[0].stride(2) != 1:
+                rights = [x.contiguous() for x in rights]
+            p = rights[0].shape[2]
+            windows = Windows(torch.arange(s, device="cpu") * rights[0].stride(1), p, p, 0)
+        total = torch.empty(b, q, windows.size, dtype=dtype, device="cpu")
         squares = torch.empty(b, dtype=torch.float64, device="cpu")
         weights = (ctypes.c_double * points)(*(block.weight for block in blocks))
         function(
-            _addresses(lefts), _addresses(rights), _strides([x for pair in zip(lefts, rights) for x in pair]), weights, points,
-            b, s, q, p, torch.get_num_threads(), total.data_ptr(), squares.data_ptr(),
+            _addresses(lefts), _addresses(rights), _strides(lefts), rights[0].stride(0), windows.starts.data_ptr(), windows.run, windows.jump,
+            weights, points, b, s, q, windows.size, torch.get_num_threads(), total.data_ptr(), squares.data_ptr(),
         )  # fmt: skip
         return total, squares
 

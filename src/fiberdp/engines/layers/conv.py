@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from fiberdp.engines.capture import Capture, Record, Ref, fixed, wide
 from fiberdp.engines.layers.linear import weighted_sum
-from fiberdp.engines.parts import Dense, Part
+from fiberdp.engines.compiled import Windows, compiled_products
+from fiberdp.engines.parts import Block, Dense, Part
 from fiberdp.engines.tracing import Batched
 
 if TYPE_CHECKING:
@@ -100,29 +101,42 @@ def by_groups(
 def by_windows(
     inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, examples: int
 ) -> Dense:
-    """The same for conv2d, from the windows of the input, a few examples at a time so that they stay in the cache."""
+    """The same for conv2d, from the windows of the input."""
     (q, c, kh, kw), b, span = shape, examples, len(inputs[0]) // examples
     height, width = outputs[0][1].shape[2:]
-    total = inputs[0].new_empty(b, q, kh * kw * c)
-    at_a_time = max(1, WINDOWS // (span * height * width * kh * kw * c))
+    products = compiled_products(inputs[0].dtype) if inputs[0].device.type == "cpu" else None
+    # without the compiled function the windows are written out, a few examples at a time so that they stay in the cache
+    at_a_time = b if products else max(1, WINDOWS // (span * height * width * kh * kw * c))
+    total, squares = inputs[0].new_empty(b, q, kh * kw * c), None
     for first in range(0, b, at_a_time):
         rows = slice(first * span, min(b, first + at_a_time) * span)
+        lefts = [gradient[rows].permute(0, 2, 3, 1).reshape(-1, span * height * width, q) for _, gradient in outputs]
+        padded = [_padded(x[rows], geometry.padding) for x in inputs]
+        image, down, right, _ = padded[0].stride()
+        strides = image, down * geometry.stride[0], right * geometry.stride[1]
+        if products:
+            at = [torch.arange(n, device="cpu") * stride for n, stride in zip((span, height, width), strides)]
+            starts = (at[0][:, None, None] + at[1][:, None] + at[2]).flatten()
+            whole = [x.view(b, -1) for x in padded]
+            blocks = [Block(weight, left, x) for (weight, _), left, x in zip(outputs, lefts, whole)]
+            total, squares = products(blocks, Windows(starts, kh * kw * c, kw * c, down))
+            break
         part = total[first : first + at_a_time]
-        for k, (x, (weight, gradient)) in enumerate(zip(inputs, outputs)):
-            v, h = geometry.padding
-            padded = F.pad(x[rows].permute(0, 2, 3, 1), (0, 0, h, h, v, v)).contiguous()
-            n, down, right, _ = padded.stride()
-            windows = padded.as_strided(
-                (len(padded), height, width, kh, kw * c), (n, down * geometry.stride[0], right * geometry.stride[1], down, 1)
-            ).reshape(len(part), -1, kh * kw * c)
-            left = gradient[rows].permute(0, 2, 3, 1).reshape(len(part), -1, q).transpose(1, 2)
+        for k, (x, left, (weight, _)) in enumerate(zip(padded, lefts, outputs)):
+            windows = x.as_strided((len(x), height, width, kh, kw * c), (*strides, down, 1)).reshape(len(part), -1, kh * kw * c)
             if k == 0:
-                torch.bmm(left, windows, out=part)
+                torch.bmm(left.transpose(1, 2), windows, out=part)
                 if weight != 1:
                     part.mul_(weight)
             else:
-                part.baddbmm_(left, windows, alpha=weight)
-    return Dense(total.view(b, q, kh, kw, c), (0, 1, 4, 2, 3))
+                part.baddbmm_(left.transpose(1, 2), windows, alpha=weight)
+    return Dense(total.view(b, q, kh, kw, c), (0, 1, 4, 2, 3), squares)
+
+
+def _padded(x: Tensor, padding: tuple[int, ...]) -> Tensor:
+    """[n, c, h, w] -> [n, h + 2 v, w + 2 u, c], contiguous."""
+    v, u = padding
+    return F.pad(x.permute(0, 2, 3, 1), (0, 0, u, u, v, v)).contiguous()
 
 
 def channels_last(weight: Tensor) -> Tensor:
