@@ -9,7 +9,7 @@ import pytest
 
 from fiberdp import _native
 
-needs_a_compiler = pytest.mark.skipif(_native.library("_normals") is None, reason="no C compiler here")
+needs_a_compiler = pytest.mark.skipif(_native.library("_random") is None, reason="no C compiler here")
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def cache_home(monkeypatch, tmp_path):
 
 def fresh() -> object:
     """As in a new process."""
-    return _native.library.__wrapped__("_normals")
+    return _native.library.__wrapped__("_random")
 
 
 def stub(folder, script: str) -> str:

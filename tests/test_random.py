@@ -84,12 +84,8 @@ def test_the_compiled_cipher_is_the_librarys(first, blocks):
 def test_a_cipher_that_disagrees_is_refused(monkeypatch):
     """Rejected: a processor or compiler whose AES is wrong in one bit."""
 
-    class Broken:
-        class keystream:  # noqa: N801
-            def __new__(cls, key, high, first, blocks, out):
-                ctypes.memset(out, 0, 16 * blocks)
-
-    monkeypatch.setattr(_random._native, "library", lambda name: Broken())
+    function = lambda key, high, first, blocks, out: ctypes.memset(out, 0, 16 * blocks)  # noqa: E731
+    monkeypatch.setattr(_random, "_function", lambda name, *argtypes: function)
     with pytest.raises(RuntimeError, match="AES: the compiled cipher"):
         _random._compiled_keystream.__wrapped__()
 
@@ -152,7 +148,7 @@ def pairs_of(radii: list[int], angles: list[int], way: str) -> np.ndarray:
     if way == "torch":
         _random._box_muller(pairs, 1.0, torch.empty(1, 512, dtype=torch.float64), *cos_sin)
     else:
-        function = _random._compiled(torch.float64, False)
+        function = _random._compiled_normals(torch.float64)
         if function is None:
             pytest.skip("no C compiler here")
         function(pairs.data_ptr(), 1, 1.0, cos_sin.data_ptr())
@@ -200,7 +196,7 @@ def test_every_quadrant_and_its_borders_give_the_angle_of_the_word(way):
 
 def test_compiled_normals_are_those_of_torch_and_of_any_slice():
     """Each of 2e6 to 4e-15; an error in one coefficient of the C file shows (its smallest terms are 1e-13 at pi / 4)."""
-    if _native.library("_normals") is None:
+    if _native.library("_random") is None:
         pytest.skip("no C compiler here")
     noise = Keys.seeded(21).stream("noise")
     compiled = noise.normal(3, 0, 2_000_000, dtype=torch.float64)
@@ -212,19 +208,33 @@ def test_compiled_normals_are_those_of_torch_and_of_any_slice():
     assert (compiled - by_torch).abs().max() < 4e-15
     assert not torch.equal(compiled, by_torch)  # these are two ways
     assert torch.equal(short, compiled.float())
+    with without_aes():
+        assert torch.equal(short, noise.normal(3, 0, 2_000_000))
     assert (added - 1 - 0.7 * short).abs().max() < 1e-6
 
 
 @contextmanager
 def without_compiler():
-    found = _native.library
-    _native.library = lambda name: None
-    _random._compiled.cache_clear()
+    cached = (_random._compiled_noise, _random._compiled_normals, _random._compiled_keystream)
+    found = _random._function
+    _random._function = lambda name, *argtypes: None
+    for function in cached:
+        function.cache_clear()
     try:
         yield
     finally:
-        _native.library = found
-        _random._compiled.cache_clear()
+        _random._function = found
+        for function in cached:
+            function.cache_clear()
+
+
+@contextmanager
+def without_aes():
+    """A processor without AES instructions, or a compiler without OpenMP: words from the library, normals in C."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_random, "_compiled_noise", lambda dtype: None)
+        patch.setattr(_random, "_compiled_keystream", lambda: None)
+        yield
 
 
 def counts_agree(z: np.ndarray, std: float = 1.0) -> bool:
@@ -387,7 +397,7 @@ def cuts(n: int, rng: random.Random, pieces: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("way", [nullcontext, without_compiler])
+@pytest.mark.parametrize("way", [nullcontext, without_compiler, without_aes])
 def test_any_slicing_and_thread_count_gives_the_same_bits(dtype, count, threads, way):
     """700 000 elements, so that whole, halves and crumbs cross the 131 072 of one chunk differently, with helpers and without."""
     with way():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -9,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fiberdp import _random
+from fiberdp import _random, _threads
 from fiberdp._random import Keys
 from fiberdp._threads import one_thread, share
 
@@ -87,6 +88,7 @@ def test_noise_of_a_long_vector_is_drawn_by_several_threads_and_no_chunk_twice(m
         return fill(*arguments)
 
     monkeypatch.setattr(_random.Stream, "_fill", watched)
+    monkeypatch.setattr(_random, "_compiled_noise", lambda dtype: None)
     shared = noise.add_normal_(torch.zeros(n), step=1, scale=1.0)
     assert len(by) == 3
     with one_thread():
@@ -98,8 +100,9 @@ def test_noise_of_a_long_vector_is_drawn_by_several_threads_and_no_chunk_twice(m
     assert len(sums) == len(chunks)
 
 
-def test_scratch_is_bounded_by_the_number_of_threads_not_by_the_vector(threads):
+def test_scratch_is_bounded_by_the_number_of_threads_not_by_the_vector(monkeypatch):
     """A vector of 64 MiB is given its noise with at most 3 pieces of scratch, 2.6 MiB each, kept for the next call."""
+    monkeypatch.setattr(_random, "_compiled_noise", lambda dtype: None)
     _random._idle.clear()
     noise, out = Keys.seeded(4).stream("noise"), torch.zeros(2**24)
     for _ in range(2):
@@ -107,3 +110,18 @@ def test_scratch_is_bounded_by_the_number_of_threads_not_by_the_vector(threads):
     assert 1 <= len(_random._idle) <= 3
     held = sum(len(s.buffer) + s.pairs.nbytes for s in _random._idle)
     assert held <= 3 * (40 * _random._S * _random._CHUNK + 16) < 0.13 * out.nbytes
+
+
+@pytest.mark.skipif(_threads._pause is None, reason="this torch's OpenMP cannot end its threads")
+def test_threads_that_torch_keeps_waiting_are_ended_and_come_back(monkeypatch):
+    """They keep a core busy for milliseconds.  Counted by the system while our pieces are at work; with the call left out they are there."""
+
+    def at_work() -> int:
+        torch.ones(1_000_000).log_()  # begins torch's threads
+        counts: list[int] = []
+        share(lambda _: counts.append(len(os.listdir("/proc/self/task"))), range(64))
+        return min(counts)
+
+    ended = at_work()
+    monkeypatch.setattr(_threads, "_pause", None)
+    assert at_work() == ended + 2

@@ -1,6 +1,7 @@
 /* Per-example gradients Sum_s L_s R_s^T, for engines/parts.py: their squared norms from the factors alone (gram), or themselves and their
    squared norms in one go (dense).  This file is included once for each type. */
 
+#ifdef _OPENMP
 #ifndef T
 
 #include <stdint.h>
@@ -25,14 +26,14 @@ enum { DEPTH = 256, PANEL = 192 };                                 /* of dense; 
 
 #define T float
 #define LANE int32_t
-#define NAME(x) x##_float32
+#define NAME(x) x##_float
 #include "_outer.c"
 #undef T
 #undef LANE
 #undef NAME
 #define T double
 #define LANE int64_t
-#define NAME(x) x##_float64
+#define NAME(x) x##_double
 #include "_outer.c"
 
 #else
@@ -243,4 +244,5 @@ void NAME(dense)(const T *const *l, const T *const *r, const int64_t *strides, i
     }
 }
 
+#endif
 #endif

@@ -12,8 +12,8 @@ float64, in segments of 2S elements, S = 512; with a_p = word p and b_p = word S
     z_p     = sqrt(-2 log u_p) cos(phi_p)
     z_{S+p} = sqrt(-2 log u_p) sin(phi_p)
 
-A 24-bit u would end the tail at 5.8 standard deviations, which a small delta notices.  Normals are computed by `_normals.c` where a C
-compiler is at hand, and by torch elsewhere (some 3 times slower).  On one machine they are equal to the last bit for any slicing, any
+A 24-bit u would end the tail at 5.8 standard deviations, which a small delta notices.  Normals are computed by `_random.c` where a C
+compiler is at hand, and by torch elsewhere (some 4 times slower).  On one machine they are equal to the last bit for any slicing, any
 vector length and any number of threads: there is one way of computing them, and which thread computes a segment does not show.  By the C
 file they are equal on all machines; by torch, the words are equal and the normals agree to about 1e-15.
 
@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -40,7 +41,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from fiberdp import _native
-from fiberdp._threads import one_thread, share
+from fiberdp._threads import one_thread, share, usable_threads
 from fiberdp._validate import choice, count, interval
 
 # Written into every saved run: a number never changes its meaning.
@@ -180,33 +181,44 @@ class Stream:
         Segments are computed whole, whatever part of them is asked for, so that an element always stands at
         the same place of a vector register and a last bit cannot depend on the slice.
         """
-        stop = start + len(out)
-        first, last = start // (2 * _S), -(-stop // (2 * _S))
-        compiled = _compiled(out.dtype, add) if out.device.type == "cpu" else None
+        stop, size = start + len(out), 2 * _S
+        whole = range(-(-start // size), stop // size)
+        noise = _compiled_noise(out.dtype) if out.device.type == "cpu" else None
 
-        def chunk(segment: int) -> None:
-            n, base = min(_CHUNK, last - segment), segment * 2 * _S
-            low, high = max(start, base), min(stop, base + 2 * _S * n)
+        def chunk(segment: int, count: int) -> None:
+            """The part of segments [segment, segment + count) that is asked for."""
+            base = segment * size
+            low, high = max(start, base), min(stop, base + size * count)
             part = out[low - start : high - start]
-            with _scratch(n) as lent:
-                self._fill(lent.buffer, lent.words, step, segment * _S, _S * n)
-                if compiled and len(part) == 2 * _S * n:
-                    compiled(lent.words.data_ptr(), n, scale, part.data_ptr())
-                    return
-                z = lent.normals(n, scale, out.dtype)[low - base : high - base].to(out.device)
-                if add:
-                    part.add_(z)
-                else:
-                    part.copy_(z)
+            with _scratch(count) as lent:
+                self._fill(lent.buffer, lent.words, step, segment * _S, _S * count)
+                z = lent.normals(count, scale, out.dtype)[low - base : high - base].to(out.device)
+            if add:
+                part.add_(z)
+            else:
+                part.copy_(z)
 
-        share(chunk, range(first, last, _CHUNK))
+        if noise is None:
+            first, last = start // size, -(-stop // size)
+            share(lambda segment: chunk(segment, min(_CHUNK, last - segment)), range(first, last, _CHUNK))
+            return
+        if whole:
+            at = out[whole.start * size - start :].data_ptr()
+            noise(self.key, self._high(step), whole.start, len(whole), scale, add, at, usable_threads())
+        for segment in {bound // size for bound in (start, stop) if bound % size}:
+            chunk(segment, 1)
+
+    def _high(self, step: int) -> int:
+        """The first half of every counter block of a step."""
+        return STREAMS[self.name] << 48 | step
 
     def _fill(self, buffer: bytearray, words: Tensor, step: int, first: int, blocks: int) -> None:
         """Blocks [first, first + blocks) of this step into `buffer`, 16 bytes longer, whose memory `words` shares."""
-        high, compiled = STREAMS[self.name] << 48 | step, _compiled_keystream()
+        compiled = _compiled_keystream()
         if compiled:
-            return compiled(self.key, high, first, blocks, words.data_ptr())
-        _encrypt(self.key, high, first, memoryview(buffer)[: 16 * blocks + 16])
+            compiled(self.key, self._high(step), first, blocks, words.data_ptr())
+        else:
+            _encrypt(self.key, self._high(step), first, memoryview(buffer)[: 16 * blocks + 16])
 
 
 def _encrypt(key: bytes, high: int, first: int, out: memoryview) -> None:
@@ -232,27 +244,28 @@ def _box_muller(words: Tensor, scale: float, radius: Tensor, cos: Tensor, sin: T
 
 
 @cache
-def _compiled(dtype: torch.dtype, add: bool) -> Callable[[int, int, float, int], None] | None:
-    """The same in one go, from the addresses of words and normals: they are written, or added to what is there."""
-    library = _native.library("_normals")
-    if library is None:
-        return None
-    function = getattr(library, f"{'add_' if add else ''}normals_{'float32' if dtype == torch.float32 else 'float64'}")
-    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p), None
-    return function
+def _compiled_noise(dtype: torch.dtype) -> Callable[..., None] | None:
+    """(key, high, first segment, segments, scale, add, address, threads): words and normals in one go, to or onto what is there."""
+    name = {torch.float32: "noise_float", torch.float64: "noise_double"}[dtype]
+    function = _function(name, *[_BYTES, _SIZE, _SIZE, _SIZE, ctypes.c_double, ctypes.c_int, _ADDRESS, ctypes.c_int])
+    return function if _compiled_keystream() else None
+
+
+@cache
+def _compiled_normals(dtype: torch.dtype) -> Callable[[int, int, float, int], None] | None:
+    """The same as `_box_muller`, from the addresses of words and normals, in the order of the stream."""
+    return _function("normals_float" if dtype == torch.float32 else "normals_double", _ADDRESS, _SIZE, ctypes.c_double, _ADDRESS)
 
 
 @cache
 def _compiled_keystream() -> Callable[[bytes, int, int, int, int], None] | None:
-    """`_encrypt` by the processor's AES instructions, which need no lock of the interpreter's; None where there are none.
+    """`_encrypt` by the processor's AES instructions; None where there are none.
 
     Raises RuntimeError if it disagrees with the library: then the compiler or the processor is broken, and no noise may come of it.
     """
-    function = getattr(_native.library("_keystream"), "keystream", None)
+    function = _function("keystream", _BYTES, _SIZE, _SIZE, _SIZE, _ADDRESS)
     if function is None:
         return None
-    function.argtypes = (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64, ctypes.c_void_p)
-    function.restype = None
     key, high, first, expected = bytes(range(32)), 0x0123456789ABCDEF, 2**32 - 20, bytearray(16 * 41)
     found = bytearray(16 * 40)
     _encrypt(key, high, first, memoryview(expected))
@@ -262,6 +275,16 @@ def _compiled_keystream() -> Callable[[bytes, int, int, int, int], None] | None:
             "AES: the compiled cipher and the cryptography library must agree, because one of them is wrong and the noise is made of it. "
             "Remove ~/.cache/fiberdp, and distrust this machine if that does not help."
         )
+    return function
+
+
+_BYTES, _SIZE, _ADDRESS = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
+
+
+def _function(name: str, *argtypes: Any) -> Any:
+    function = getattr(_native.library("_random"), name, None)
+    if function is not None:
+        function.argtypes, function.restype = argtypes, None
     return function
 
 
@@ -281,7 +304,7 @@ class _Scratch:
 
     def normals(self, segments: int, scale: float, dtype: torch.dtype) -> Tensor:
         """The normals of the words in `buffer`, in the order of the stream."""
-        compiled = _compiled(dtype, False)
+        compiled = _compiled_normals(dtype)
         if compiled is not None:
             z = self.apart[dtype][: 2 * _S * segments]
             compiled(self.words.data_ptr(), segments, scale, z.data_ptr())

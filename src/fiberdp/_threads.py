@@ -29,7 +29,7 @@ def share(work: Callable[[int], None], pieces: range) -> None:
     Nothing is promised about the order, so what is done with a piece may depend on that piece alone.  Grad and inference mode are the
     caller's.  Returns, or raises the first error, when no helper is running any more; after an error some pieces may be left out.
     """
-    helpers = min(torch.get_num_threads(), len(pieces)) - 1 if len(pieces) >= _LEAST else 0
+    helpers = min(usable_threads(), len(pieces)) - 1 if len(pieces) >= _LEAST else 0
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     left, taking = iter(pieces), threading.Lock()
 
@@ -57,6 +57,11 @@ def share(work: Callable[[int], None], pieces: range) -> None:
                 helper.result()
 
 
+def usable_threads() -> int:
+    """As many as torch has; in a forked child only itself, because the runtime would wait for threads that fork did not copy."""
+    return 1 if _forked else torch.get_num_threads()
+
+
 def _waiting_threads() -> Callable[[int], int] | None:
     """OpenMP's `omp_pause_resource_all`, of the runtime that torch loaded; None if it has none."""
     try:
@@ -71,12 +76,11 @@ _OMP_PAUSE_SOFT = 1
 
 def _end_waiting_threads() -> None:
     """End the threads that torch keeps for this one."""
-    if _pause is not None and not _forked:
+    if _pause is not None:
         _pause(_OMP_PAUSE_SOFT)
 
 
-_forked: list[bool] = []
-"""Not empty in a forked child, where the runtime would wait for threads that fork did not copy."""
+_forked: list[bool] = []  # not empty in a forked child
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _forked.append(True))
 

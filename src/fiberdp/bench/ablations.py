@@ -7,8 +7,9 @@
 | first inputs shared        | the first layer's factors are kept and multiplied for every point              |
 | channels-last weights      | convolutions in torch's default layout                                         |
 | windows of the input       | every weight gradient of a convolution by one grouped convolution              |
+| products in C              | torch's batched products, and windows written out before them                  |
 | micro-batches              | the whole batch at once (what the bound on memory costs: below 1, it costs)    |
-| normals from C             | torch's logarithm, sine and cosine (model `update`: the noise alone)           |
+| noise in C                 | the cipher of a library, torch's logarithm, sine and cosine (model `update`)   |
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Any
 
 import torch
 
-from fiberdp import _native, _random
+from fiberdp import _random
 from fiberdp._random import Keys
 from fiberdp.bench.clock import interleaved
 from fiberdp.bench.models import Model
 from fiberdp.bench.ours import clipped_sum, private_run
-from fiberdp.engines import ghost
+from fiberdp.engines import cost, ghost, parts
 from fiberdp.engines.layers import conv, linear
 from fiberdp.engines.parts import Outer
 from fiberdp.trainer import Run
@@ -47,7 +48,7 @@ def _gram_only(run: Run) -> Any:
 
 
 def _materialised(run: Run) -> Any:
-    return _set(ghost, materialised=lambda parts, budget: {name for name, part in parts.items() if isinstance(part, Outer)})
+    return _set(ghost, materialised=lambda found, budget: {name for name, part in found.items() if isinstance(part, Outer)})
 
 
 @contextmanager
@@ -64,6 +65,15 @@ def _grouped(run: Run) -> Any:
     return _set(conv.Conv, _plain=lambda self: False)
 
 
+@contextmanager
+def _products_by_torch(run: Run) -> Iterator[None]:
+    def none(dtype: torch.dtype) -> None:
+        return None
+
+    with _set(parts, compiled_gram=none, compiled_products=none), _set(conv, compiled_products=none), _set(cost, compiled_gram=none):
+        yield
+
+
 def _whole_batch(run: Run) -> Any:
     return _set(run.pipeline, micro_batch_size=run.plan.batch_size)
 
@@ -74,6 +84,7 @@ WITHOUT: dict[str, Callable[[Run], Any]] = {
     "first inputs shared": _nothing_shared,
     "channels-last weights": _channels_first,
     "windows of the input": _grouped,
+    "products in C": _products_by_torch,
     "micro-batches": _whole_batch,
 }
 CONVOLUTIONS = ("channels-last weights", "windows of the input")
@@ -100,18 +111,21 @@ def step_ablations(model: Model, *, rounds: int, progress: Callable[[str], None]
 
 
 def noise_ablation(elements: int, *, rounds: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The same for the noise; nothing where there is no C compiler."""
-    if _native.library("_normals") is None:
+    """The same for the noise; nothing where there is no compiler, or no AES in the processor."""
+    if _random._compiled_noise(torch.float32) is None:
         return []
     vector, stream = torch.zeros(elements), Keys.seeded(0).stream("noise")
 
     def by_torch() -> None:
-        with _set(_random, _compiled=lambda dtype, add: None):
+        def none(*dtype: torch.dtype) -> None:
+            return None
+
+        with _set(_random, _compiled_noise=none, _compiled_normals=none, _compiled_keystream=none):
             stream.add_normal_(vector, step=0, scale=1.0)
 
     functions = {"with": lambda: stream.add_normal_(vector, step=0, scale=1.0), "without": by_torch}
     timings = interleaved(functions, rounds, lambda line: progress(f"noise: {line}"))
-    return [_row("update", "normals from C", timings["with"].seconds, timings["without"].seconds)]
+    return [_row("update", "noise in C", timings["with"].seconds, timings["without"].seconds)]
 
 
 def _row(model: str, option: str, with_it: float, without_it: float) -> dict[str, Any]:

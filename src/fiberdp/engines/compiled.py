@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fiberdp import _native
+from fiberdp._threads import usable_threads
 
 if TYPE_CHECKING:
     from fiberdp.engines.parts import Block
@@ -35,7 +36,7 @@ def compiled_gram(dtype: torch.dtype) -> Inner | None:
         (b, s, q), (_, t, p) = factors[0].shape, factors[3].shape
         found = torch.zeros(2, b, dtype=torch.float64, device="cpu")
         addresses = [x.data_ptr() for x in factors]
-        function(*addresses, _strides(factors), b, s, t, q, p, one is other, torch.get_num_threads(), *(x.data_ptr() for x in found))
+        function(*addresses, _strides(factors), b, s, t, q, p, one is other, usable_threads(), *(x.data_ptr() for x in found))
         return found[0], found[1]
 
     return gram if function else None
@@ -72,8 +73,9 @@ def compiled_products(dtype: torch.dtype) -> Products | None:
         squares = torch.empty(b, dtype=torch.float64, device="cpu")
         weights = (ctypes.c_double * points)(*(block.weight for block in blocks))
         function(
-            _addresses(lefts), _addresses(rights), _strides(lefts), rights[0].stride(0), windows.starts.data_ptr(), windows.run, windows.jump,
-            weights, points, b, s, q, windows.size, torch.get_num_threads(), total.data_ptr(), squares.data_ptr(),
+            _addresses(lefts), _addresses(rights), _strides(lefts), rights[0].stride(0),
+            windows.starts.data_ptr(), windows.run, windows.jump, weights, points,
+            b, s, q, windows.size, usable_threads(), total.data_ptr(), squares.data_ptr(),
         )  # fmt: skip
         return total, squares
 
@@ -82,10 +84,10 @@ def compiled_products(dtype: torch.dtype) -> Products | None:
 
 def _function(name: str, dtype: torch.dtype, argtypes: tuple[Any, ...]) -> Any:
     library = _native.library("_outer", "-ffp-contract=fast")
-    suffix = {torch.float32: "float32", torch.float64: "float64"}.get(dtype)
-    if library is None or suffix is None:
+    suffix = {torch.float32: "float", torch.float64: "double"}.get(dtype)
+    function = getattr(library, f"{name}_{suffix}", None)  # they are compiled for several threads or not at all
+    if function is None:
         return None
-    function = getattr(library, f"{name}_{suffix}")
     function.argtypes, function.restype = argtypes, None
     return function
 

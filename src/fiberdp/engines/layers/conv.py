@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fiberdp.engines.capture import Capture, Record, Ref, fixed, wide
-from fiberdp.engines.layers.linear import weighted_sum
 from fiberdp.engines.compiled import Windows, compiled_products
+from fiberdp.engines.layers.linear import weighted_sum
 from fiberdp.engines.parts import Block, Dense, Part
 from fiberdp.engines.tracing import Batched
 
