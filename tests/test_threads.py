@@ -89,11 +89,11 @@ def test_noise_of_a_long_vector_is_drawn_by_several_threads_and_no_chunk_twice(m
 
     monkeypatch.setattr(_random.Stream, "_fill", watched)
     monkeypatch.setattr(_random, "_compiled_noise", lambda dtype: None)
-    shared = noise.add_normal_(torch.zeros(n), step=1, scale=1.0)
-    assert len(by) == 3
+    shared = [noise.add_normal_(torch.zeros(n), step=1, scale=1.0) for _ in range(8)]  # scratch used too early shows in a third of calls
+    assert len(by) >= 3
     with one_thread():
         alone = noise.normal(1, 0, n)
-    assert torch.equal(shared, alone)
+    assert all(torch.equal(one, alone) for one in shared)
     size = 2 * _random._S * _random._CHUNK
     chunks = alone[: n // size * size].view(-1, size)
     sums = {tuple(chunk[:4].tolist()) for chunk in chunks}

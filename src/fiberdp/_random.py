@@ -193,10 +193,10 @@ class Stream:
             with _scratch(count) as lent:
                 self._fill(lent.buffer, lent.words, step, segment * _S, _S * count)
                 z = lent.normals(count, scale, out.dtype)[low - base : high - base].to(out.device)
-            if add:
-                part.add_(z)
-            else:
-                part.copy_(z)
+                if add:  # before the scratch, which z is a part of, is lent again
+                    part.add_(z)
+                else:
+                    part.copy_(z)
 
         if noise is None:
             first, last = start // size, -(-stop // size)
