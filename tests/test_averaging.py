@@ -156,7 +156,7 @@ def test_record_metrics_and_release_hold_the_average_beside_the_weights(tmp_path
     record = fiberdp.fit(recipe(), averaging=0.9, seed=7, out=tmp_path / "a")
     plain = fiberdp.fit(recipe(), seed=7, out=tmp_path / "b")
     assert contents(tmp_path / "a")["release/model.safetensors"] == contents(tmp_path / "b")["release/model.safetensors"]
-    assert [e for _, e in read_ledger(tmp_path / "a" / "ledger.jsonl")] == [e for _, e in read_ledger(tmp_path / "b" / "ledger.jsonl")]
+    assert read_ledger(tmp_path / "a" / "ledger.jsonl").events == read_ledger(tmp_path / "b" / "ledger.jsonl").events
     assert record["privacy"] == plain["privacy"]
     assert {**record["result"], "averaged": None} == plain["result"]
     assert not (tmp_path / "b" / "release" / "averaged.safetensors").exists()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
+import time
 
 import pytest
 from dp_accounting import (
@@ -17,7 +19,8 @@ from dp_accounting import (
     SelfComposedDpEvent,
 )
 
-from fiberdp.accounting import Ledger, compose, epsilon, from_json, read_ledger, to_json
+from fiberdp.accounting import Ledger, LedgerFile, compose, epsilon, from_json, read_ledger, to_json
+from fiberdp.statement import account_ledger
 
 STEP = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))
 OTHER = PoissonSampledDpEvent(0.01, GaussianDpEvent(0.5))
@@ -34,6 +37,22 @@ def spent(path, steps: int) -> None:
             ledger.spend(step, STEP)
 
 
+def chained(chain: str, record: dict) -> bytes:
+    """A line as a forger would write it who knows how lines are chained."""
+    body = json.dumps(record).encode()
+    return body[:-1] + f', "chain": "{hashlib.sha256(chain.encode() + body).hexdigest()}"}}'.encode()
+
+
+TERMS = {"delta": 1e-5, "relation": "add_or_remove_one", "accountant": "pld"}
+
+
+def finished(path, steps: int) -> str:
+    with Ledger(path, TERMS) as ledger:
+        for step in range(steps):
+            ledger.spend(step, STEP)
+        return ledger.finish()
+
+
 def test_one_line_a_step_and_the_composed_event(path):
     with Ledger(path) as ledger:
         assert len(ledger) == 0
@@ -43,8 +62,9 @@ def test_one_line_a_step_and_the_composed_event(path):
         assert len(ledger) == 3
         assert ledger.event() == SelfComposedDpEvent(STEP, 3)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    chains = [line.pop("chain") for line in lines]
     assert lines == [{"step": t, "event": to_json(STEP)} for t in range(3)]
-    assert read_ledger(path) == [(t, STEP) for t in range(3)]
+    assert read_ledger(path) == LedgerFile(events=[STEP] * 3, chain=chains[-1], lines=3)
 
 
 def test_a_resumed_step_with_the_same_event_is_the_same_release_and_costs_nothing(path):
@@ -60,10 +80,13 @@ def test_a_resumed_step_with_the_same_event_is_the_same_release_and_costs_nothin
 
 def test_e32_history_survives_a_resume(path):
     """CASES E32: sigma 1, q .01, 600 + 400 steps: 1.82824, not the 1.20365 of a ledger that forgot.  Origin: CASES.md."""
-    path.write_bytes(b"".join(json.dumps({"step": t, "event": to_json(STEP)}).encode() + b"\n" for t in range(600)))
+    with Ledger(path) as ledger:
+        for step in range(600):
+            ledger.spend(step, STEP, [STEP] * (599 - step))
     with Ledger(path) as ledger:
         assert len(ledger) == 600
-        ledger._events.extend([STEP] * 400)  # 400 fsyncs would take seconds
+        for step in range(600, 1000):
+            ledger.spend(step, STEP, [STEP] * (999 - step))
         assert epsilon(ledger.event(), 1e-5, relation="add_or_remove_one") == pytest.approx(1.82824, abs=1e-5)
 
 
@@ -78,7 +101,7 @@ def test_a_gap_is_refused(path, step):
     spent(path, 2)
     with Ledger(path) as ledger, pytest.raises(ValueError, match=r"^step="):
         ledger.spend(step, STEP)
-    assert len(read_ledger(path)) == 2
+    assert len(read_ledger(path).events) == 2
 
 
 @pytest.mark.parametrize("event", [LaplaceDpEvent(1.0), GaussianDpEvent(float("nan")), PoissonSampledDpEvent(1.5, GaussianDpEvent(1.0))])
@@ -93,7 +116,7 @@ def test_a_torn_last_line_was_never_released_and_is_cut_off(path, cut):
     spent(path, 3)
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    assert len(read_ledger(path)) == (3 if cut == 1 else 2)  # only the newline missing: it parses, so it counts
+    assert len(read_ledger(path).events) == (3 if cut == 1 else 2)  # only the newline missing: it parses, so it counts
     with Ledger(path) as ledger:
         assert len(ledger) == 2
         ledger.spend(2, STEP)
@@ -103,9 +126,9 @@ def test_a_torn_last_line_was_never_released_and_is_cut_off(path, cut):
 def test_zeros_behind_the_last_line_are_a_torn_line(path):
     spent(path, 2)
     path.write_bytes(path.read_bytes() + bytes(100))
-    assert len(read_ledger(path)) == 2
+    assert len(read_ledger(path).events) == 2
     spent(path, 3)
-    assert len(read_ledger(path)) == 3
+    assert len(read_ledger(path).events) == 3
 
 
 @pytest.mark.parametrize(
@@ -113,25 +136,25 @@ def test_zeros_behind_the_last_line_are_a_torn_line(path):
     [
         b"garbage",
         b"",
-        b'{"step": 2, "event": {"type": "no_op"}}',
-        b'{"step": 1, "event": {"type": "no_op"}, "x": 1}',
-        b'{"step": 1}',
+        {"step": 2, "event": {"type": "no_op"}},
+        {"step": 1, "event": {"type": "no_op"}, "x": 1},
+        {"step": 1},
         b"[1]",
-        b'{"step": true, "event": {"type": "no_op"}}',
-        b'{"step": 1, "event": {"type": "laplace", "noise_multiplier": 1.0}}',
-        b'{"step": 1, "event": {"type": "gaussian", "noise_multiplier": "1"}}',
-        b'{"step": 1, "event": {"type": "gaussian", "noise_multiplier": -1}}',
+        {"step": True, "event": {"type": "no_op"}},
+        {"step": 1, "event": {"type": "laplace", "noise_multiplier": 1.0}},
+        {"step": 1, "event": {"type": "gaussian", "noise_multiplier": "1"}},
+        {"step": 1, "event": {"type": "gaussian", "noise_multiplier": -1}},
     ],
 )
 @pytest.mark.parametrize("last", [False, True])
 def test_a_corrupt_line_is_named_and_nothing_is_changed(path, bad, last):
     spent(path, 3)
     lines = path.read_bytes().splitlines()
-    lines[1] = bad
+    lines[1] = bad if isinstance(bad, bytes) else chained(json.loads(lines[0])["chain"], bad)
     data = b"\n".join(lines[: 2 if last else 3]) + b"\n"
     path.write_bytes(data)
     for read in (Ledger, read_ledger):
-        with pytest.raises(ValueError, match=r"ledger\.jsonl: line 2 is not the charge of step 1 [^\n]*$"):
+        with pytest.raises(ValueError, match=r"ledger\.jsonl: line 2 is not what a run writes there [^\n]*$"):
             read(path)
     assert path.read_bytes() == data
 
@@ -150,7 +173,7 @@ def test_a_process_that_dies_before_the_release_has_paid_for_it(path, death):
             os._exit(0)
     assert os.waitpid(child, 0)[1] != 0
     assert not released.exists()
-    assert read_ledger(path) == [(0, STEP)]
+    assert read_ledger(path).events == [STEP]
     with Ledger(path) as ledger:
         assert ledger.event() == SelfComposedDpEvent(STEP, 1)
 
@@ -188,7 +211,7 @@ def test_after_a_failed_write_nothing_is_charged_or_released_until_the_file_is_r
         ledger.spend(1, STEP)
     assert len(ledger) == 1
     spent(path, 2)
-    assert read_ledger(path) == [(0, STEP), (1, STEP)]
+    assert read_ledger(path).events == [STEP, STEP]
 
 
 def test_a_failed_fsync_is_not_a_charge(path, monkeypatch):
@@ -249,3 +272,120 @@ def test_compose_counts_equal_events_in_any_order():
     composed = compose([a, b, NoOpDpEvent(), a, b, a])
     assert composed == compose([b, b, a, a, a]) == ComposedDpEvent([SelfComposedDpEvent(a, 3), SelfComposedDpEvent(b, 2)])
     assert compose([]) == compose([NoOpDpEvent()]) == NoOpDpEvent()
+
+
+def test_epsilon_follows_from_the_file_alone(path):
+    chain = finished(path, 5)
+    stated = account_ledger(str(path))
+    assert stated["epsilon"] == epsilon(SelfComposedDpEvent(STEP, 5), 1e-5, relation="add_or_remove_one")
+    assert stated | TERMS == stated
+    assert (stated["steps"], stated["finished"], stated["chain"]) == (5, True, chain)
+
+
+def test_an_edited_moved_or_missing_line_is_named(path):
+    """Every line of the file, in each of four ways; line k + 1 is the first that does not continue the one before it."""
+
+    def edited(line: bytes) -> bytes:
+        return line.replace(b"0.01", b"0.02").replace(b"1e-05", b"1e-04").replace(b'"steps": 4', b'"steps": 3')
+
+    finished(path, 4)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for k, line in enumerate(lines):
+        changed = {
+            "edited": [*lines[:k], edited(line), *lines[k + 1 :]],
+            "left out": [*lines[:k], *lines[k + 1 :]],
+            "doubled": [*lines[:k], line, line, *lines[k + 1 :]],
+            "moved": [*lines[:k], *lines[k + 1 : k + 2], line, *lines[k + 2 :]],
+        }
+        for way, data in changed.items():
+            path.write_bytes(b"".join(data))
+            if data == lines or (way == "left out" and k == 5):
+                continue
+            at = k + 2 if way == "doubled" else k + 1
+            with pytest.raises(ValueError, match=rf"line {at} is not what a run writes there"):
+                account_ledger(str(path))
+
+
+def test_a_cut_ledger_is_refused_at_the_line_that_is_missing_unless_it_is_asked_for(path):
+    finished(path, 4)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for kept in range(1, 6):
+        path.write_bytes(b"".join(lines[:kept]))
+        with pytest.raises(ValueError, match=rf"line {kept + 1} is missing"):
+            account_ledger(str(path))
+        stated = account_ledger(str(path), unfinished=True)
+        assert (stated["steps"], stated["finished"]) == (kept - 1, False)
+
+
+def test_nothing_follows_the_end(path):
+    chain = finished(path, 2)
+    with Ledger(path, TERMS) as ledger:
+        ledger.spend(1, STEP)  # a resumed run repeats its last step
+        assert ledger.finish() == chain
+        with pytest.raises(ValueError, match="ended after step 1"):
+            ledger.spend(2, STEP)
+    data = path.read_bytes()
+    path.write_bytes(data + chained(chain, {"step": 2, "event": to_json(STEP)}) + b"\n")
+    with pytest.raises(ValueError, match=r"line 5 .*says that no step follows"):
+        read_ledger(path)
+
+
+def test_other_terms_are_refused(path):
+    finished(path, 2)
+    with pytest.raises(ValueError, match="one ledger has one meaning"):
+        Ledger(path, TERMS | {"delta": 1e-3})
+
+
+@pytest.mark.parametrize(
+    "terms", [{}, None, TERMS | {"delta": 0}, TERMS | {"delta": 1.0}, TERMS | {"relation": "x"}, TERMS | {"accountant": 1}]
+)
+def test_terms_that_mean_nothing_are_refused(path, terms):
+    path.write_bytes(chained(hashlib.sha256(b"fiberdp ledger").hexdigest(), {"terms": terms}) + b"\n")
+    with pytest.raises(ValueError, match="line 1 is not what a run writes there"):
+        read_ledger(path)
+
+
+def test_a_ledger_without_chains_is_read_but_neither_continued_nor_vouched_for(path):
+    path.write_bytes(b"".join(json.dumps({"step": t, "event": to_json(STEP)}).encode() + b"\n" for t in range(3)))
+    assert read_ledger(path).events == [STEP] * 3
+    with pytest.raises(ValueError, match="before lines were chained"):
+        Ledger(path)
+    with pytest.raises(ValueError, match="line 1 does not name delta"):
+        account_ledger(str(path))
+
+
+def test_where_the_disk_is_slow_steps_that_follow_are_charged_together_and_always_before(path, monkeypatch):
+    """5 ms an fsync: ten steps at a time, so that a step pays 0.5 ms; the file is the same as one written a line at a time."""
+    fsync, calls = os.fsync, []
+
+    def slow(fd: int) -> None:
+        calls.append(len(read_ledger(path).events))
+        time.sleep(0.005)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    with Ledger(path, TERMS) as ledger:
+        for step in range(200):
+            ledger.spend(step, STEP, [STEP] * (199 - step))
+            assert read_ledger(path).events[: step + 1] == [STEP] * (step + 1)
+        ledger.finish()
+    assert len(calls) < 3 + 200 / 9
+    whole = path.read_bytes()
+    path.unlink()
+    monkeypatch.undo()
+    finished(path, 200)
+    assert path.read_bytes() == whole
+
+
+def test_steps_charged_ahead_are_not_charged_twice_and_stop_with_the_plan(path):
+    with Ledger(path) as ledger:
+        ledger._together = 5
+        ledger.spend(0, STEP, [STEP] * 3)
+        assert len(ledger) == 4
+        size = path.stat().st_size
+        for step in (1, 2, 3):
+            ledger.spend(step, STEP)
+        assert path.stat().st_size == size
+        assert ledger.event(2) == SelfComposedDpEvent(STEP, 2)
+        with pytest.raises(ValueError, match="step=2: charged with"):
+            ledger.spend(2, OTHER)

@@ -63,7 +63,7 @@ def test_every_committed_result_is_proved_and_charged_by_its_own_ledger():
     for path in (ROOT / "results").glob("*/*/record.json"):
         record = json.loads(path.read_text())
         privacy = record["privacy"]
-        ledger = fiberdp.accounting.compose([event for _, event in read_ledger(path.with_name("ledger.jsonl"))])
+        ledger = read_ledger(path.with_name("ledger.jsonl")).event()
         spent = fiberdp.accounting.epsilon(ledger, privacy["delta"], relation=privacy["relation"], accountant=privacy["accountant"])
         assert spent == pytest.approx(privacy["epsilon"], rel=1e-9)
         assert record["receipt"]["passed"]

@@ -110,6 +110,11 @@ class Plan:
         """epsilon of all T steps.  A finished run's epsilon comes from its ledger instead (they agree)."""
         return self.price(self.charge(self.noise_multiplier))
 
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What epsilon of this plan's ledger means: delta, relation, accountant."""
+        return {"delta": self.delta, "relation": self.relation, "accountant": self.accountant}
+
     def price(self, event: DpEvent) -> float:
         """epsilon of `event` at this plan's delta, relation and accountant."""
         return epsilon(event, self.delta, relation=self.relation, accountant=self.accountant)

@@ -82,7 +82,7 @@ class RunDirectory:
             memory = {name: t for name, t in saved.items() if name.startswith("noise.")}
             run.pipeline.load_noise_memory({name.removeprefix("noise."): t for name, t in memory.items()})
             run.optimizer.load_state_dict({name: t for name, t in saved.items() if name not in memory}, state["step"])
-            run.ledger = Ledger(self.folder / "ledger.jsonl")
+            run.ledger = Ledger(self.folder / "ledger.jsonl", run.plan.terms)
             if len(run.ledger) < state["step"]:
                 raise ValueError(
                     f"the ledger has {len(run.ledger)} lines, the checkpoint is at step {state['step']}: every step "
@@ -93,7 +93,7 @@ class RunDirectory:
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._checkpoint()  # the keys are on disk before the first release uses them
-            run.ledger = Ledger(self.folder / "ledger.jsonl")
+            run.ledger = Ledger(self.folder / "ledger.jsonl", run.plan.terms)
 
     def train(self) -> None:
         run, plan = self.run, self.run.plan
@@ -119,6 +119,7 @@ class RunDirectory:
         """The record; and, with a directory, release/ and record.json, in that order: the record says that the rest is there."""
         run, plan = self.run, self.run.plan
         receipt = run.prove()
+        chain = run.ledger.finish()
         if not self.last:  # the crash fell between the last step and the record
             self.last = self._line(plan.steps, 0.0)
         record = {
@@ -138,6 +139,7 @@ class RunDirectory:
                 "batch_size": plan.batch_size,
                 "num_examples": plan.num_examples,
                 "steps": len(run.ledger),
+                "ledger_chain": chain if self.folder else None,
             },
             "receipt": receipt.to_json(),
             "clamp_mass": self.last.get("clamp_mass"),

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from fiberdp._validate import choice, count, interval, positive
-from fiberdp.accounting import ACCOUNTANTS
+from fiberdp.accounting import ACCOUNTANTS, read_ledger
 from fiberdp.accounting import epsilon as price
 from fiberdp.accounting import noise_multiplier as calibrate
 from fiberdp.sampling import sampler as sampler_named
@@ -90,4 +90,33 @@ def account(
         "steps": steps,
         **({} if groups is None else {"groups": groups}),
         "alternatives": alternatives,
+    }
+
+
+def account_ledger(path: str, *, unfinished: bool = False) -> dict[str, Any]:
+    """What the steps of a ledger cost, from the file alone.
+
+    Returns JSON values: epsilon, delta, relation, accountant, steps, finished, chain (of the last line; the record of the run has it
+    too) and ledger, the path.  unfinished: price the steps that are there, of a run that goes on or was given up.
+    Raises ValueError, with the line number, for a file that was edited; that was cut, so that no line says how many steps there were,
+    unless `unfinished`; or that does not say how epsilon is computed.
+    """
+    found = read_ledger(path)
+    if not found.chained or found.terms is None:
+        raise ValueError(
+            f"{path}: line 1 does not name delta, relation and accountant: epsilon means nothing without them. Give the ledger of a run "
+            "made with fiberdp train, or price its numbers with --noise-multiplier."
+        )
+    if not found.finished and not unfinished:
+        raise ValueError(
+            f"{path}: line {found.lines + 1} is missing: no line says that the run ended after step {len(found.events) - 1}, so the "
+            "file was cut or the run was not finished. Restore the file, or give --unfinished to price the steps that it has."
+        )
+    return {
+        "epsilon": price(found.event(), found.terms["delta"], relation=found.terms["relation"], accountant=found.terms["accountant"]),
+        **found.terms,
+        "steps": len(found.events),
+        "finished": found.finished,
+        "chain": found.chain,
+        "ledger": path,
     }

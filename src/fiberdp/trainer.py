@@ -113,7 +113,7 @@ class Run:
             steps=plan.steps,
             groups=self.flat.groups(),
         )
-        self.ledger = Ledger(ledger)
+        self.ledger = Ledger(ledger, plan.terms)
         self.receipt: Receipt | None = None
         self.tap: Callable[[Tensor, Tensor], None] | None = None
         self.heard: Callable[[Release], None] | None = None  # told every release before it is used: what an outsider may see
@@ -149,7 +149,7 @@ class Run:
         check_model(self.model)  # a BatchNorm may have been switched back to training mode by model.train()
         self.prove()
         t, lr = self.optimizer.t, self.optimizer.lr
-        self.ledger.spend(t, self.plan.event(t))
+        self.ledger.spend(t, self.plan.event(t), (self.plan.event(later) for later in range(t + 1, self.plan.steps)))
         release = self.pipeline.release(t, self.optimizer.d, self.optimizer.scale, tap=self.tap)
         if self.heard:
             self.heard(release)
@@ -158,5 +158,5 @@ class Run:
 
     @property
     def epsilon(self) -> float:
-        """epsilon spent so far, from the ledger alone."""
-        return self.plan.price(self.ledger.event())
+        """epsilon of the steps taken so far, from the ledger alone."""
+        return self.plan.price(self.ledger.event(self.optimizer.t))

@@ -11,12 +11,13 @@ Nothing here needs torch.
 from fiberdp.accounting.accountant import ACCOUNTANTS, RELATIONS, epsilon
 from fiberdp.accounting.calibrate import noise_multiplier
 from fiberdp.accounting.events import compose, from_json, to_json
-from fiberdp.accounting.ledger import Ledger, read_ledger
+from fiberdp.accounting.ledger import Ledger, LedgerFile, read_ledger
 
 __all__ = [
     "ACCOUNTANTS",
     "RELATIONS",
     "Ledger",
+    "LedgerFile",
     "compose",
     "epsilon",
     "from_json",
