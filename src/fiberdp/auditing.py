@@ -1,0 +1,93 @@
+"""An audit of a recipe, or of what a run was: the same method, noise and sampling, with canaries among the rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fiberdp import _validate
+from fiberdp._random import Keys
+from fiberdp.diagnostics.audit import Audit, audit, random_canaries
+from fiberdp.engines.loss import random_state
+from fiberdp.methods import Method
+from fiberdp.methods import method as method_named
+from fiberdp.planning import Plan, plan
+from fiberdp.recipes import recipe_named
+
+
+def audit_named(
+    target: str,
+    *,
+    method: str | Method | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    canaries: int = 10_000,
+    guesses: int | None = None,
+    attack: str = "sum",
+    confidence: float = 0.95,
+    steps: int | None = None,
+    sampling: str | None = None,
+    data: str | None = None,
+    seed: int | None = None,
+    engine: str = "ghost",
+    progress: Callable[[int, int], None] = lambda done, steps: None,
+) -> Audit:
+    """See `fiberdp.diagnostics.audit.audit`.  target: the name of a recipe, or a run directory whose configuration is taken.
+
+    A run cannot be audited after the fact, for want of canaries; its configuration is run again with them, on the same rows.
+    The sampling rate and the number of steps are those without canaries, so the batch grows with the rows.  delta: 1e-5 / canaries if
+    None, because the bound is void unless delta is far below one in their number.  Of a recipe, sigma is calibrated for epsilon at that
+    delta; of a run, sigma is the run's, and epsilon is what it costs at that delta.
+    Raises ValueError in one line for bad input.
+    """
+    config = _config(Path(target)) if Path(target).is_dir() else {}
+    given = {"method": method, "epsilon": epsilon, "steps": steps, "sampling": sampling}
+    for name, value in given.items() if config else ():
+        if value is not None:
+            raise ValueError(f"{name}={value!r}: {target} is a run, audited with what it was made with. Leave it out, or name the recipe.")
+    chosen = recipe_named(config.get("recipe", target))
+    _validate.count("canaries", canaries, low=20, why="A tenth of them is guessed, and each guess is one coin.")
+    rows = chosen.load(data)["train"]
+    own = len(rows["label"])
+    whole = own + canaries
+    delta = 1e-5 / canaries if delta is None else delta
+
+    def enlarged(batch_size: int) -> dict[str, int]:
+        return {"num_examples": whole, "batch_size": round(batch_size * whole / own)}
+
+    if config:
+        agreed = Plan.from_json(config["plan"] | enlarged(config["plan"]["batch_size"]) | {"delta": delta})
+    else:
+        name = method or "fiber"
+        agreed = plan(
+            method=method_named(name, **chosen.options.get(name, {})) if isinstance(name, str) else name,
+            **enlarged(chosen.batch_size),
+            steps=steps or math.ceil(chosen.epochs * own / chosen.batch_size),
+            epsilon=chosen.epsilon if epsilon is None else epsilon,
+            delta=delta,
+            clip_norm=chosen.clip_norm,
+            sampling=sampling,
+        )
+    keys = Keys.secret() if seed is None else Keys.seeded(seed)
+    with random_state(keys.stream("model").seed(0), torch.device("cpu")):
+        model = chosen.build()
+    marked = random_canaries(rows, canaries, seed=keys.stream("audit").seed(1))
+    return audit(
+        agreed, model, chosen.loss, rows, marked, attack=attack, guesses=guesses, confidence=confidence, keys=keys, engine=engine,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "release" / "config.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise ValueError(
+            f"{folder} holds no finished run: {path} is read for its configuration. Name a recipe, or a run that ended."
+        ) from None
