@@ -57,16 +57,15 @@ def audit_named(
     whole = own + canaries
     delta = 1e-5 / canaries if delta is None else delta
 
-    def enlarged(batch_size: int) -> dict[str, int]:
-        return {"num_examples": whole, "batch_size": round(batch_size * whole / own)}
-
+    batch_size = round((config["plan"] if config else {"batch_size": chosen.batch_size})["batch_size"] * whole / own)
     if config:
-        agreed = Plan.from_json(config["plan"] | enlarged(config["plan"]["batch_size"]) | {"delta": delta})
+        agreed = Plan.from_json(config["plan"] | {"num_examples": whole, "batch_size": batch_size, "delta": delta})
     else:
         name = method or "fiber"
         agreed = plan(
             method=method_named(name, **chosen.options.get(name, {})) if isinstance(name, str) else name,
-            **enlarged(chosen.batch_size),
+            num_examples=whole,
+            batch_size=batch_size,
             steps=steps or math.ceil(chosen.epochs * own / chosen.batch_size),
             epsilon=chosen.epsilon if epsilon is None else epsilon,
             delta=delta,

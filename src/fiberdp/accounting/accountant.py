@@ -24,8 +24,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fiberdp import _validate
 from fiberdp.accounting.events import Mechanism, mechanisms
+from fiberdp.accounting.renyi import poisson_gaussian
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -34,6 +37,12 @@ ACCOUNTANTS = ("pld", "rdp", "rdp-classic")
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 ORDERS: tuple[float, ...] = (*(k / 10 for k in range(11, 101)), *range(12, 64))
 """The paper's Renyi orders: 1.1, 1.2, …, 10.0, 12, 13, …, 63 (appendix E.2)."""
+
+LARGE_ORDERS: tuple[float, ...] = (64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
+"""Beyond them, for a small epsilon or delta; not with the paper's conversion, which is given as the paper has it."""
+
+LEAST_PLD_DELTA = 1e-10
+"""Loss distributions are cut off where their mass is about 1e-15 in all: below this delta the Renyi bound is used, which is not."""
 
 _PRICED = {"none": RELATIONS, "poisson": ("add_or_remove_one", "zero_out"), "without_replacement": ("replace_one",)}
 _LITTLE_NOISE, _MUCH_NOISE = 0.15, 1e6
@@ -44,8 +53,9 @@ Charges = frozenset[tuple[Mechanism, int]]
 def epsilon(event: DpEvent, delta: float, *, relation: str, accountant: str = "pld") -> float:
     """The smallest epsilon this accountant can show: the event is (epsilon, delta)-DP under `relation`.
 
-    accountant: "pld" (tight), "rdp" (the paper's orders, dp_accounting's improved conversion) or "rdp-classic" (the paper's orders
-    and conversion, epsilon = min over alpha of RDP(alpha) + log(1/delta)/(alpha - 1)).
+    accountant: "pld" (tight; the Renyi bound where a loss distribution cannot answer: a tiny delta, hardly any noise), "rdp" (the
+    paper's orders and larger ones, dp_accounting's improved conversion) or "rdp-classic" (the paper's orders and conversion, epsilon =
+    min over alpha of RDP(alpha) + log(1/delta)/(alpha - 1)).
 
     Guarantee: never negative, never NaN; inf promises nothing.
     Edge cases: no event costs 0; sigma = 0 or delta = 0 costs inf.
@@ -90,17 +100,16 @@ def _price(charges: Charges, delta: float, replace: bool, accountant: str) -> fl
     capped = [(m._replace(noise_multiplier=min(m.noise_multiplier, _MUCH_NOISE)), n) for m, n in charges]
     if accountant != "pld":
         return _rdp(capped, delta, replace, classic=accountant == "rdp-classic")
-    if all(m.sampling == "none" for m, _ in capped) or min(m.noise_multiplier for m, _ in capped) < _LITTLE_NOISE:
+    if all(m.sampling == "none" for m, _ in capped):
         return _gaussian(capped, delta, replace)
+    if min(m.noise_multiplier for m, _ in capped) < _LITTLE_NOISE or delta < LEAST_PLD_DELTA:
+        # each is a valid bound; a loss distribution would need millions of points, or mass that it has cut off
+        return min(_rdp(capped, delta, replace, classic=False), _gaussian(capped, delta, replace))
     return _pld(capped, delta, replace)
 
 
 def _gaussian(charges: list[tuple[Mechanism, int]], delta: float, replace: bool) -> float:
-    """All of it as one Gaussian with mu^2 = sum mu_i^2, sampling left out: exact without sampling, else a valid upper bound.
-
-    The bound is used where there is hardly any noise: a loss distribution would then need millions of points.
-    """
-    import numpy as np
+    """All of it as one Gaussian with mu^2 = sum mu_i^2, sampling left out: exact without sampling, else a valid upper bound."""
     from dp_accounting import get_epsilon_gaussian
 
     mu = (2 if replace else 1) * math.sqrt(sum(n / m.noise_multiplier**2 for m, n in charges))
@@ -133,17 +142,41 @@ def _grid(charges: list[tuple[Mechanism, int]], sensitivity: float) -> float:
 
 
 def _rdp(charges: list[tuple[Mechanism, int]], delta: float, replace: bool, *, classic: bool) -> float:
+    from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+
+    orders = ORDERS if classic else (*ORDERS, *LARGE_ORDERS)
+    rdp = np.sum([times * _divergences(m, orders, 2 if replace else 1) for m, times in sorted(charges)], axis=0).tolist()
+    improved = float(compute_epsilon(orders, rdp, delta)[0])
+    if not classic or improved == 0:  # 0 only where total variation alone shows (0, delta)
+        return improved
+    return min(float(each) + math.log(1 / delta) / (order - 1) for order, each in zip(orders, rdp, strict=True))
+
+
+@lru_cache(maxsize=128)
+def _divergences(m: Mechanism, orders: tuple[float, ...], sensitivity: int) -> np.ndarray:
+    """RDP of one release at each order; inf where it is not known."""
+    sigma = m.noise_multiplier / sensitivity
+    if m.sampling == "none":
+        return poisson_gaussian(orders, 1.0, sigma)
+    if m.sampling == "poisson":
+        ours = poisson_gaussian(orders, m.probability, sigma)
+        # between whole orders a series may be closer than the chord; at whole orders ours is exact, and theirs loses digits for a tiny q
+        return np.array(
+            [own if order == int(order) else min(own, series) for order, own, series in zip(orders, ours, _series(m, orders, sigma))]
+        )
+    return _series(m, orders, sigma)
+
+
+def _series(m: Mechanism, orders: tuple[float, ...], sigma: float) -> np.ndarray:
+    """The same by dp_accounting."""
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
-    accountant = RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE if replace else dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    with _without_warnings():
-        for m, times in sorted(charges):
-            accountant.compose(_event(m, m.noise_multiplier / (2 if replace else 1)), times)
-    improved = float(accountant.get_epsilon(delta))
-    if not classic or improved == 0:  # 0 only where total variation alone shows (0, delta)
-        return improved
-    return min(float(rdp) + math.log(1 / delta) / (order - 1) for order, rdp in zip(ORDERS, accountant.rdp, strict=True))
+    replace = m.sampling == "without_replacement"
+    accountant = RdpAccountant(orders, dp.NeighboringRelation.REPLACE_ONE if replace else dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    with _without_warnings(), np.errstate(all="ignore"):
+        accountant.compose(_event(m, sigma))
+    return np.array(accountant.rdp, dtype=float)
 
 
 @contextmanager

@@ -263,7 +263,7 @@ def _take(found: LedgerFile, line: bytes) -> None:
     else:
         raise ValueError(f"it must be the charge of step {len(found.events)}, or the end")
     if found.chained:
-        found.chain = chain
+        found.chain = str(chain)
     found.lines += 1
 
 

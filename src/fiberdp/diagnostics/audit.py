@@ -207,8 +207,7 @@ class _Whole:
 
 def _derivative(loss: Loss, values: dict[str, Tensor], direction: dict[str, Tensor], batch: Any, rows: int) -> Tensor:
     """d/dh loss_i(values + h direction) at h = 0, for every example i."""
-    _, along = torch.func.jvp(lambda at: loss.at(at, batch, rows), (values,), (direction,))
-    return along
+    return torch.func.jvp(lambda at: loss.at(at, batch, rows), (values,), (direction,))[1]
 
 
 def random_canaries(like: Any, count: int, *, seed: int) -> Any:
