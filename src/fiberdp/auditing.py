@@ -40,7 +40,7 @@ def audit_named(
     """See `fiberdp.diagnostics.audit.audit`.  target: the name of a recipe, or a run directory whose configuration is taken.
 
     A run cannot be audited after the fact, for want of canaries; its configuration is run again with them, on the same rows.
-    The sampling rate and the number of steps are those without canaries, so the batch grows with the rows.  delta: 1e-5 / canaries if
+    The sampling rate and the number of steps are those without canaries, so the batch grows with the rows.  delta: 0.01 / canaries if
     None, because the bound is void unless delta is far below one in their number.  Of a recipe, sigma is calibrated for epsilon at that
     delta; of a run, sigma is the run's, and epsilon is what it costs at that delta.
     Raises ValueError in one line for bad input.
@@ -55,7 +55,7 @@ def audit_named(
     rows = chosen.load(data)["train"]
     own = len(rows["label"])
     whole = own + canaries
-    delta = 1e-5 / canaries if delta is None else delta
+    delta = 0.01 / canaries if delta is None else delta
 
     batch_size = round((config["plan"] if config else {"batch_size": chosen.batch_size})["batch_size"] * whole / own)
     if config:

@@ -11,7 +11,7 @@ def audit(
     target: Annotated[str, typer.Argument(help="A recipe, or the folder of a finished run, whose configuration is run again.")],
     method: Annotated[str | None, typer.Option(help="fiber, disk, dp-adamw, dp-sgd, …; fiber if left out.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget; the recipe's if left out.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Failure probability; 1e-5 over the canaries if left out.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Failure probability; 0.01 over the canaries if left out.")] = None,
     canaries: Annotated[int, typer.Option(help="Rows that are there or not by a coin.")] = 10_000,
     guesses: Annotated[int | None, typer.Option(help="On how many of them a guess is made; a tenth if left out.")] = None,
     attack: Annotated[str, typer.Option(help="sum, or differences, which finds noise that is drawn twice.")] = "sum",

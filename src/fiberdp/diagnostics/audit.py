@@ -35,6 +35,7 @@ from fiberdp.planning import Plan
 from fiberdp.trainer import Run
 
 ATTACKS = ("sum", "differences")
+LOUD = 10.0  # std of a canary's inputs: large, so that its gradient reaches the clip norm
 GUESSED = 0.1  # share of the canaries that is guessed, unless told: near the best for epsilon about 1
 
 
@@ -211,15 +212,15 @@ def _derivative(loss: Loss, values: dict[str, Tensor], direction: dict[str, Tens
 
 
 def random_canaries(like: Any, count: int, *, seed: int) -> Any:
-    """`count` rows with the structure of `like`: floating-point entries standard normal, bytes 0 or 255 by a coin, other integers from
-    the range that the column has.  No real row looks like them, so only their own gradients say whether they were there.
+    """`count` rows with the structure of `like`: floating-point entries normal with std LOUD, bytes 0 or 255 by a coin, other integers
+    from the range that the column has.  No real row looks like them, so only their own gradients say whether they were there.
     """
     generator = torch.Generator().manual_seed(seed)
 
     def column(leaf: Tensor) -> Tensor:
         shape = (count, *leaf.shape[1:])
         if leaf.is_floating_point():
-            return torch.randn(shape, generator=generator).to(leaf.dtype)
+            return (LOUD * torch.randn(shape, generator=generator)).to(leaf.dtype)
         if leaf.dtype == torch.uint8:
             return torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8) * 255
         return torch.randint(int(leaf.min()), int(leaf.max()) + 1, shape, generator=generator, dtype=leaf.dtype)
