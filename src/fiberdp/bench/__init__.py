@@ -16,7 +16,7 @@ import torch
 from fiberdp import _validate
 from fiberdp.bench.ablations import noise_ablation, step_ablations
 from fiberdp.bench.clock import interleaved
-from fiberdp.bench.memory import peak_mib
+from fiberdp.bench.memory import give_back, peak_mib
 from fiberdp.bench.models import MODELS as STEP_MODELS
 from fiberdp.bench.steps import row, step_rows
 from fiberdp.bench.update import update_variants
@@ -91,6 +91,7 @@ def bench(
             else:
                 found["ablations"] += step_ablations(STEP_MODELS[name], rounds=rounds, progress=progress)
             keep()
+    give_back()
     for one in rows if memory else ():
         if one["model"] != "update" and not one["skipped"] and one["peak_mib"] is None:
             progress(f"{one['model']}: memory of {one['variant']}")
