@@ -28,7 +28,7 @@ def test_the_python_block_runs(capsys):
 
 
 def test_the_account_example_prints_what_it_shows(capsys):
-    (shown,) = re.findall(r"```\n\$ fiberdp (account .*?)```", README, re.DOTALL)
+    (shown,) = re.findall(r"```\n\$ fiberdp (account --num.*?)```", README, re.DOTALL)
     command, _, output = shown.partition("\n")
     assert main(command.split()) == 0
     assert capsys.readouterr().out.split() == output.split()

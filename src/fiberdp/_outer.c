@@ -98,7 +98,7 @@ static void NAME(dots)(const T *const rows[HIGH], const T *const columns[WIDE], 
 }
 
 /* l, r: [examples, s, q], [examples, s, p]; l2, r2: [examples, t, q], [examples, t, p]; the last dimension is dense, `strides` are those of
-   the first two, in entries.  same: l2 is l and r2 is r; then diagonal[i] = Sum_s |L_s|^2 |R_s|^2, else it is left alone. */
+   the first two, in entries.  same: l2 is l and r2 is r; then diagonal[i] = Sum_s |L_s|^2 |R_s|^2, else 0. */
 void NAME(gram)(const T *l, const T *r, const T *l2, const T *r2, const int64_t strides[8], int64_t examples, int64_t s, int64_t t, int64_t q,
                 int64_t p, int same, int threads, double *out, double *diagonal) {
     int64_t panel = PANEL_BYTES / (int64_t)sizeof(T) / ((q + p) * WIDE) * WIDE;  /* rows of l2 and r2 that stay in the cache */
@@ -133,7 +133,7 @@ void NAME(gram)(const T *l, const T *r, const T *l2, const T *r2, const int64_t 
                         }
                 }
         out[example] = total + alone;
-        if (same) diagonal[example] = alone;
+        diagonal[example] = alone;
     }
 }
 

@@ -157,17 +157,23 @@ class Plan:
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> Plan:
-        """Raises ValueError for anything unknown."""
-        clip = dict(config["clip"])
-        return cls(
-            method=Method.from_json(config["method"]),
-            sampler=sampler_named(config["sampling"], config["num_examples"], config["batch_size"], config.get("groups")),
-            clip=CLIPS[_validate.choice("clip.type", clip.pop("type"), tuple(CLIPS))](**clip),
-            noise_multiplier=config["noise_multiplier"],
-            steps=config["steps"],
-            delta=config["delta"],
-            accountant=config["accountant"],
-        )
+        """Raises ValueError, in one line, for anything that `to_json` does not write."""
+        try:
+            clip = dict(config["clip"])
+            return cls(
+                method=Method.from_json(config["method"]),
+                sampler=sampler_named(config["sampling"], config["num_examples"], config["batch_size"], config.get("groups")),
+                clip=CLIPS[_validate.choice("clip.type", clip.pop("type"), tuple(CLIPS))](**clip),
+                noise_multiplier=config["noise_multiplier"],
+                steps=config["steps"],
+                delta=config["delta"],
+                accountant=config["accountant"],
+            )
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            raise ValueError(
+                f"plan: it must be what Plan.to_json wrote ({what}), because any other would be charged for what does not run. Restore it."
+            ) from error
 
 
 def plan(

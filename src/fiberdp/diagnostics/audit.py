@@ -10,8 +10,10 @@ so the largest epsilon for which that is below 1 - confidence is a lower bound o
 weak attack gives a low bound, and none gives a false one.
 
     attack       score of canary i, c_{i,t} its observation at step t, scaled to the clip norm
-    sum          Sum_t <g_t, c_{i,t}>                         the likelihood ratio's first order, under independent noise
+    sum          Sum_t <g_t - E g_t, c_{i,t}>                 the likelihood ratio's first order, under independent noise
     differences  Sum_k <g_{2k+1} - g_{2k}, c_{i,2k}>^2        finds noise that is drawn twice
+
+E g_t is what the attacker expects to be released: the other rows, which it knows, and every canary by half, each with probability B / N.
 
 A canary that is absent keeps its row with its loss multiplied by 0, so N, the sampling rate and sigma are those of a run with all rows.
 """
@@ -145,7 +147,7 @@ def audit(
         return loss_fn(model, batch["row"]) * batch["present"]
 
     run = Run(plan, model, loss, whole, keys=keys, engine=engine)
-    scores = _attack(run, Loss(model, loss_fn, 1), canaries, attack, progress)
+    scores = _attack(run, Loss(model, loss_fn, 1), dataset, canaries, attack, progress)
     order = scores.argsort()
     guessed_absent, guessed_present = order[: guesses // 2], order[len(order) - guesses // 2 :]
     correct = int((~present[guessed_absent]).sum() + present[guessed_present].sum())
@@ -163,9 +165,9 @@ def _joined(dataset: Any, canaries: Any) -> Any:
     return _tree.map_leaves(lambda leaf: torch.cat([leaf, next(others).to(leaf.dtype)]), dataset)
 
 
-def _attack(run: Run, loss: Loss, canaries: Any, attack: str, progress: Callable[[int, int], None]) -> Tensor:
+def _attack(run: Run, loss: Loss, dataset: Any, canaries: Any, attack: str, progress: Callable[[int, int], None]) -> Tensor:
     """A score a canary, float64 [m], from the releases and the parameters alone."""
-    flat, probes = run.flat, run.plan.method.observation.probes()
+    flat, clip, probes = run.flat, run.plan.clip, run.plan.method.observation.probes()
     worker = ENGINES["ghost"](flat, loss)
     released: list[Tensor] = []
     norms: list[Tensor] = []
@@ -174,9 +176,12 @@ def _attack(run: Run, loss: Loss, canaries: Any, attack: str, progress: Callable
     scores, before = torch.zeros(count, dtype=torch.float64), None
     while run.optimizer.t < run.plan.steps:
         theta, d = flat.theta.detach().clone(), None if run.optimizer.d is None else run.optimizer.d.clone()
-        worker.clipped_sum(probes, d, canaries, _Whole(), seed=0, tap=lambda losses, found: norms.append(found))
+        expected = worker.clipped_sum(probes, d, canaries, clip, seed=0, tap=lambda losses, found: norms.append(found)).total / 2
+        if attack == "sum":
+            expected += worker.clipped_sum(probes, d, dataset, clip, seed=0).total
+        expected /= run.plan.num_examples
         step = run.step().step
-        scale = run.plan.clip.sensitivity / norms.pop().clamp_min(run.plan.clip.sensitivity)
+        scale = clip.sensitivity / norms.pop().clamp_min(clip.sensitivity)
 
         def seen(g: Tensor, theta: Tensor = theta, d: Tensor | None = d, scale: Tensor = scale) -> Tensor:
             """<g, c_i> of every canary: one forward derivative in the direction of g at each point."""
@@ -185,25 +190,13 @@ def _attack(run: Run, loss: Loss, canaries: Any, attack: str, progress: Callable
 
         g = released.pop()
         if attack == "sum":
-            scores += seen(g)
+            scores += seen(g - expected)
         elif step % 2 == 0:
             before = (g, seen)
         elif before is not None:
             scores += before[1](g - before[0]).square()
         progress(step + 1, run.plan.steps)
     return scores
-
-
-class _Whole:
-    """No clip: the norms are wanted."""
-
-    sensitivity = float("inf")
-
-    def groups(self, names: Any) -> list[int]:
-        return [0] * len(names)
-
-    def factors(self, norms: Tensor) -> Tensor:
-        return torch.ones_like(norms)
 
 
 def _derivative(loss: Loss, values: dict[str, Tensor], direction: dict[str, Tensor], batch: Any, rows: int) -> Tensor:

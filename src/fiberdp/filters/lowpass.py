@@ -37,9 +37,10 @@ class LowPass(Filter):
     def __post_init__(self) -> None:
         for key in ("b", "a"):
             values = getattr(self, key)
-            if not isinstance(values, (tuple, list)) or not values or not all(isinstance(x, (int, float)) for x in values):
+            if not isinstance(values, (tuple, list)) or not values or not all(isinstance(x, (int, float)) and abs(x) < 1e6 for x in values):
                 raise ValueError(
-                    f"{key}={values!r}: must be a sequence of numbers, the filter's coefficients. Give e.g. b=(0.1,), a=(1, -0.9)."
+                    f"{key}={values!r}: must be a sequence of numbers below a million, the filter's coefficients. Give e.g. b=(0.1,), "
+                    "a=(1, -0.9)."
                 )
             object.__setattr__(self, key, tuple(float(x) for x in values))  # JSON gives a list
         if self.a[0] != 1:
