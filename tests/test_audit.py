@@ -109,7 +109,7 @@ def test_each_point_clipped_apart_at_a_above_one(unproved):
     whole = ghost.GhostEngine.clipped_sum
 
     def apart(self, probes, d, batch, clip, *, out=None, **rest):
-        if d is None:
+        if d is None or rest.get("tap") is not None:  # the attacker's own computation is right
             return whole(self, probes, d, batch, clip, out=out, **rest)
         total = torch.zeros_like(self.flat.theta) if out is None else out
         for probe in probes:
