@@ -139,7 +139,7 @@ class RunDirectory:
                 "batch_size": plan.batch_size,
                 "num_examples": plan.num_examples,
                 "steps": len(run.ledger),
-                "ledger_chain": chain if self.folder else None,
+                "ledger_chain": chain,
             },
             "receipt": receipt.to_json(),
             "clamp_mass": self.last.get("clamp_mass"),

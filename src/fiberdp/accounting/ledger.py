@@ -91,9 +91,10 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str] | None, terms: dict[str, Any] | None = None) -> None:
         self._path = None if path is None else Path(path)
         self._fd: int | None = None
-        self._file = LedgerFile(terms=terms)
+        self._file = LedgerFile()
         self._together = 1  # steps charged at a time
         if self._path is None:
+            self._begin(terms)
             return
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -109,9 +110,8 @@ class Ledger:
             # Also without a tail: a killed process may have left its last line, or the file itself, unsynced.
             os.fsync(self._fd)
             _sync_folder(self._path.parent)
-            if self._file.lines == 0 and terms is not None:
-                self._append([{"terms": terms}])
-                self._file.terms = terms
+            if self._file.lines == 0:
+                self._begin(terms)
             elif terms is not None and self._file.terms != terms:
                 raise ValueError(
                     f"{self._path}: its terms are {self._file.terms}, the run's {terms}: epsilon of one ledger has one meaning. Resume "
@@ -120,6 +120,11 @@ class Ledger:
         except BaseException:
             self.close()
             raise
+
+    def _begin(self, terms: dict[str, Any] | None) -> None:
+        if terms is not None:
+            self._append([{"terms": terms}])
+            self._file.terms = terms
 
     def __len__(self) -> int:
         """Number of steps charged."""
@@ -156,28 +161,31 @@ class Ledger:
                 f"step={step}: the ledger ended after step {len(events) - 1}. What was published says that no release follows. "
                 "Start a new run."
             )
-        together = [event]
-        if self._path is not None:
-            together += itertools.islice(following, self._together - 1)
-            self._append([{"step": step + i, "event": to_json(each)} for i, each in enumerate(together)])
+        together = [event, *itertools.islice(following, self._together - 1)]
+        self._append([{"step": step + i, "event": to_json(each)} for i, each in enumerate(together)])
         events += together
 
     def finish(self) -> str:
         """Say that no step follows; returns the last chain, which stands for the whole file.  Once: a second call changes nothing."""
         if not self._file.finished:
-            if self._path is not None:
-                self._append([{"steps": len(self)}])
+            self._append([{"steps": len(self)}])
             self._file.finished = True
         return self._file.chain
 
     def _append(self, records: Sequence[dict[str, Any]]) -> None:
-        if self._fd is None:
+        if self._path is not None and self._fd is None:
             raise ValueError(f"{self._path}: the ledger is closed. A release may only follow a charge. Open it again.")
         chain, lines = self._file.chain, b""
         for record in records:
             body = json.dumps(record).encode()
             chain = _next(chain, body)
             lines += body[:-1] + f', "chain": "{chain}"}}\n'.encode()
+        if self._fd is not None:
+            self._write(lines)
+        self._file.chain, self._file.lines = chain, self._file.lines + len(records)
+
+    def _write(self, lines: bytes) -> None:
+        assert self._fd is not None
         began = time.perf_counter()
         try:
             written = os.write(self._fd, lines)
@@ -188,7 +196,6 @@ class Ledger:
             self.close()  # what is on disk is unknown now
             raise
         self._together = max(1, min(MOST_AHEAD, math.ceil((time.perf_counter() - began) / AIM)))
-        self._file.chain, self._file.lines = chain, self._file.lines + len(records)
 
     def event(self, steps: int | None = None) -> DpEvent:
         """What the first `steps` were charged (None: everything), composed: what an accountant prices."""

@@ -69,7 +69,7 @@ def epsilon_lower(*, canaries: int, guesses: int, correct: int, delta: float, co
     """The largest epsilon (to 1e-4, from below) that is ruled out, 0 if none is.
 
     >>> round(epsilon_lower(canaries=1000, guesses=100, correct=100, delta=0.0), 3)
-    3.491
+    3.493
     >>> epsilon_lower(canaries=1000, guesses=100, correct=55, delta=1e-5)
     0.0
     """
