@@ -15,6 +15,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fPIC")
 PARALLEL = ("-fopenmp",)  # when compiling alone: the runtime is the one that torch has loaded, so that both share their threads
@@ -24,8 +25,8 @@ PARALLEL = ("-fopenmp",)  # when compiling alone: the runtime is the one that to
 def library(name: str, *flags: str) -> ctypes.CDLL | None:
     """The functions of `name`.c; None where there is no compiler, or it fails.  Linux only: elsewhere `cc` may ask to be installed.
 
-    flags: after those of every file, which they override.  Loops marked for OpenMP run on torch's threads, or on one where torch's
-    runtime is not the compiler's.
+    flags: after those of every file, which they override.  Where torch's OpenMP is not the compiler's, the file is compiled without it,
+    and what is meant for several threads is left out of it.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if sys.platform != "linux" or compiler is None:
@@ -38,10 +39,22 @@ def library(name: str, *flags: str) -> ctypes.CDLL | None:
     return None
 
 
+def function(name: str, which: str, argtypes: tuple[Any, ...], *flags: str) -> Any:
+    """`which` of `library(name, *flags)`, which returns nothing; None where it cannot be had."""
+    found = getattr(library(name, *flags), which, None)
+    if found is not None:
+        found.argtypes, found.restype = argtypes, None
+    return found
+
+
+@cache
+def _version(compiler: str) -> bytes:
+    return subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+
+
 def _loaded(compiler: str, name: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     source = Path(__file__).with_name(f"{name}.c")
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    key = hashlib.sha256(b"\0".join([source.read_bytes(), " ".join(flags).encode(), version, _processor()])).hexdigest()
+    key = hashlib.sha256(b"\0".join([source.read_bytes(), " ".join(flags).encode(), _version(compiler), _processor()])).hexdigest()
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiberdp"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

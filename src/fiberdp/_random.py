@@ -13,7 +13,7 @@ float64, in segments of 2S elements, S = 512; with a_p = word p and b_p = word S
     z_{S+p} = sqrt(-2 log u_p) sin(phi_p)
 
 A 24-bit u would end the tail at 5.8 standard deviations, which a small delta notices.  Normals are computed by `_random.c` where a C
-compiler is at hand, and by torch elsewhere (some 4 times slower).  On one machine they are equal to the last bit for any slicing, any
+compiler is at hand, and by torch elsewhere (some 5 times slower).  On one machine they are equal to the last bit for any slicing, any
 vector length and any number of threads: there is one way of computing them, and which thread computes a segment does not show.  By the C
 file they are equal on all machines; by torch, the words are equal and the normals agree to about 1e-15.
 
@@ -282,10 +282,7 @@ _BYTES, _SIZE, _ADDRESS = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
 
 
 def _function(name: str, *argtypes: Any) -> Any:
-    function = getattr(_native.library("_random"), name, None)
-    if function is not None:
-        function.argtypes, function.restype = argtypes, None
-    return function
+    return _native.function("_random", name, argtypes)
 
 
 class _Scratch:

@@ -67,7 +67,7 @@ def _grouped(run: Run) -> Any:
 
 @contextmanager
 def _products_by_torch(run: Run) -> Iterator[None]:
-    def none(dtype: torch.dtype) -> None:
+    def none(*_: Any) -> None:
         return None
 
     with _set(parts, compiled_gram=none, compiled_products=none), _set(conv, compiled_products=none), _set(cost, compiled_gram=none):

@@ -23,13 +23,13 @@ address, size = ctypes.c_void_p, ctypes.c_int64
 
 
 @cache
-def compiled_gram(dtype: torch.dtype) -> Inner | None:
+def compiled_gram(dtype: torch.dtype, device: str = "cpu") -> Inner | None:
     """One, other -> Sum_{s,t} <L_s, L'_t> <R_s, R'_t> and its part of s = t, float64 [b], the second 0 unless one is other.
 
-    About half of the operations of the two products that it stands for, and none of their memory.  None: no compiler here, or another
-    dtype than float32 and float64.
+    About half of the operations of the two products that it stands for, and none of their memory.  None: no compiler here, another
+    device than the CPU, or another dtype than float32 and float64.
     """
-    function = _function("gram", dtype, (*[address] * 5, *[size] * 5, ctypes.c_int, ctypes.c_int, address, address))
+    function = _function("gram", dtype, device, (*[address] * 5, *[size] * 5, ctypes.c_int, ctypes.c_int, address, address))
 
     def gram(one: Block, other: Block) -> tuple[Tensor, Tensor]:
         factors = [_rows(x, dtype) for x in (one.left, one.right, other.left, other.right)]
@@ -53,13 +53,15 @@ class Windows:
 
 
 @cache
-def compiled_products(dtype: torch.dtype) -> Products | None:
+def compiled_products(dtype: torch.dtype, device: str = "cpu") -> Products | None:
     """Blocks -> Sum_k w_k Sum_s L^k_s R^k_s^T, [b, q, p], and its squared norms, float64 [b].
 
     The points stand side by side along s, so what is written is written once; norms are taken while it is in registers.  windows: R is
     [b, ...] memory, contiguous, that holds the rows of each example.  None: as above.
     """
-    function = _function("dense", dtype, (*[address] * 3, size, address, size, size, address, *[size] * 5, ctypes.c_int, address, address))
+    function = _function(
+        "dense", dtype, device, (*[address] * 3, size, address, size, size, address, *[size] * 5, ctypes.c_int, address, address)
+    )
 
     def products(blocks: Sequence[Block], windows: Windows | None = None) -> tuple[Tensor, Tensor]:
         lefts, rights, points = [_rows(block.left, dtype) for block in blocks], [block.right.to(dtype) for block in blocks], len(blocks)
@@ -82,14 +84,9 @@ def compiled_products(dtype: torch.dtype) -> Products | None:
     return products if function else None
 
 
-def _function(name: str, dtype: torch.dtype, argtypes: tuple[Any, ...]) -> Any:
-    library = _native.library("_outer", "-ffp-contract=fast")
+def _function(name: str, dtype: torch.dtype, device: str, argtypes: tuple[Any, ...]) -> Any:
     suffix = {torch.float32: "float", torch.float64: "double"}.get(dtype)
-    function = getattr(library, f"{name}_{suffix}", None)  # they are compiled for several threads or not at all
-    if function is None:
-        return None
-    function.argtypes, function.restype = argtypes, None
-    return function
+    return _native.function("_outer", f"{name}_{suffix}", argtypes, "-ffp-contract=fast") if device == "cpu" and suffix else None
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:

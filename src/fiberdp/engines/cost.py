@@ -47,7 +47,7 @@ def dense_seconds(outer: Outer) -> float:
 
 def _compiled(outer: Outer) -> bool:
     left = outer.blocks[0].left
-    return left.device.type == "cpu" and compiled_gram(left.dtype) is not None
+    return compiled_gram(left.dtype, left.device.type) is not None
 
 
 def dense_bytes(outer: Outer) -> int:

@@ -110,7 +110,7 @@ class Outer:
 
     def dense(self) -> Dense:
         first, *others = self.blocks
-        products = compiled_products(first.left.dtype) if first.left.device.type == "cpu" and first.left.shape[1] > 1 else None
+        products = compiled_products(first.left.dtype, first.left.device.type) if first.left.shape[1] > 1 else None
         if products is not None:
             total, squares = products(self.blocks)
             return Dense(total, squares=squares)
@@ -224,7 +224,7 @@ def gram(blocks: Sequence[Block]) -> Tensor:
 
 def _inner_gram(one: Block, other: Block) -> tuple[Tensor, Tensor]:
     """<L L'^T, R R'^T> of every example, float64 [b], and its diagonal's share, Sum_s |L_s|^2 |R_s|^2, if the two are one."""
-    function = compiled_gram(one.left.dtype) if one.left.device.type == "cpu" else None
+    function = compiled_gram(one.left.dtype, one.left.device.type)
     if function is not None:
         return function(one, other)
     lefts, rights = _products(one.left, other.left), _products(one.right, other.right)

@@ -101,36 +101,39 @@ def by_groups(
 def by_windows(
     inputs: Sequence[Tensor], outputs: Sequence[tuple[float, Tensor]], shape: torch.Size, geometry: Geometry, examples: int
 ) -> Dense:
-    """The same for conv2d, from the windows of the input."""
+    """The same for conv2d, from the windows of the input: read where they lie, or written out if the compiled function is not there."""
     (q, c, kh, kw), b, span = shape, examples, len(inputs[0]) // examples
     height, width = outputs[0][1].shape[2:]
-    products = compiled_products(inputs[0].dtype) if inputs[0].device.type == "cpu" else None
-    # without the compiled function the windows are written out, a few examples at a time so that they stay in the cache
-    at_a_time = b if products else max(1, WINDOWS // (span * height * width * kh * kw * c))
-    total, squares = inputs[0].new_empty(b, q, kh * kw * c), None
-    for first in range(0, b, at_a_time):
-        rows = slice(first * span, min(b, first + at_a_time) * span)
+    products = compiled_products(inputs[0].dtype, inputs[0].device.type)
+
+    def factors(rows: slice) -> tuple[list[Tensor], list[Tensor], tuple[int, ...]]:
+        """Of these images: output gradients [b, s, q], padded inputs, and how far apart windows are: image, down, right, run."""
         lefts = [gradient[rows].permute(0, 2, 3, 1).reshape(-1, span * height * width, q) for _, gradient in outputs]
         padded = [_padded(x[rows], geometry.padding) for x in inputs]
         image, down, right, _ = padded[0].stride()
-        strides = image, down * geometry.stride[0], right * geometry.stride[1]
-        if products:
-            at = [torch.arange(n, device="cpu") * stride for n, stride in zip((span, height, width), strides)]
-            starts = (at[0][:, None, None] + at[1][:, None] + at[2]).flatten()
-            whole = [x.view(b, -1) for x in padded]
-            blocks = [Block(weight, left, x) for (weight, _), left, x in zip(outputs, lefts, whole)]
-            total, squares = products(blocks, Windows(starts, kh * kw * c, kw * c, down))
-            break
+        return lefts, padded, (image, down * geometry.stride[0], right * geometry.stride[1], down)
+
+    if products:
+        lefts, padded, (*strides, down) = factors(slice(None))
+        at = [torch.arange(n, device="cpu") * stride for n, stride in zip((span, height, width), strides)]
+        starts = (at[0][:, None, None] + at[1][:, None] + at[2]).flatten()
+        blocks = [Block(weight, left, x.view(b, -1)) for (weight, _), left, x in zip(outputs, lefts, padded)]
+        total, squares = products(blocks, Windows(starts, kh * kw * c, kw * c, down))
+        return Dense(total.view(b, q, kh, kw, c), (0, 1, 4, 2, 3), squares)
+    total = inputs[0].new_empty(b, q, kh * kw * c)
+    at_a_time = max(1, WINDOWS // (span * height * width * kh * kw * c))  # so that the windows stay in the cache
+    for first in range(0, b, at_a_time):
+        lefts, padded, strides = factors(slice(first * span, min(b, first + at_a_time) * span))
         part = total[first : first + at_a_time]
         for k, (x, left, (weight, _)) in enumerate(zip(padded, lefts, outputs)):
-            windows = x.as_strided((len(x), height, width, kh, kw * c), (*strides, down, 1)).reshape(len(part), -1, kh * kw * c)
+            windows = x.as_strided((len(x), height, width, kh, kw * c), (*strides, 1)).reshape(len(part), -1, kh * kw * c)
             if k == 0:
                 torch.bmm(left.transpose(1, 2), windows, out=part)
                 if weight != 1:
                     part.mul_(weight)
             else:
                 part.baddbmm_(left.transpose(1, 2), windows, alpha=weight)
-    return Dense(total.view(b, q, kh, kw, c), (0, 1, 4, 2, 3), squares)
+    return Dense(total.view(b, q, kh, kw, c), (0, 1, 4, 2, 3))
 
 
 def _padded(x: Tensor, padding: tuple[int, ...]) -> Tensor:
