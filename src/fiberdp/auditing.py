@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fiberdp import _validate
 from fiberdp._random import Keys
 from fiberdp.diagnostics.audit import Audit, audit, random_canaries
-from fiberdp.engines.loss import random_state
+from fiberdp.experiment import tuned_method
 from fiberdp.methods import Method
-from fiberdp.methods import method as method_named
 from fiberdp.planning import Plan, plan
 from fiberdp.recipes import recipe_named
 
@@ -57,28 +53,26 @@ def audit_named(
     whole = own + canaries
     delta = 0.01 / canaries if delta is None else delta
 
-    batch_size = round((config["plan"] if config else {"batch_size": chosen.batch_size})["batch_size"] * whole / own)
+    batch_size = round((config["plan"]["batch_size"] if config else chosen.batch_size) * whole / own)
     if config:
         agreed = Plan.from_json(config["plan"] | {"num_examples": whole, "batch_size": batch_size, "delta": delta})
     else:
-        name = method or "fiber"
         agreed = plan(
-            method=method_named(name, **chosen.options.get(name, {})) if isinstance(name, str) else name,
+            method=tuned_method(chosen, method or "fiber", {}),
             num_examples=whole,
             batch_size=batch_size,
-            steps=steps or math.ceil(chosen.epochs * own / chosen.batch_size),
+            epochs=chosen.epochs if steps is None else None,
+            steps=steps,
             epsilon=chosen.epsilon if epsilon is None else epsilon,
             delta=delta,
             clip_norm=chosen.clip_norm,
             sampling=sampling,
         )
     keys = Keys.secret() if seed is None else Keys.seeded(seed)
-    with random_state(keys.stream("model").seed(0), torch.device("cpu")):
-        model = chosen.build()
     marked = random_canaries(rows, canaries, seed=keys.stream("audit").seed(1))
     return audit(
-        agreed, model, chosen.loss, rows, marked, attack=attack, guesses=guesses, confidence=confidence, keys=keys, engine=engine,
-        progress=progress,
+        agreed, chosen.fresh(keys), chosen.loss, rows, marked,
+        attack=attack, guesses=guesses, confidence=confidence, keys=keys, engine=engine, progress=progress,
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from fiberdp import _validate
 from fiberdp._random import Keys
 from fiberdp.augmentation import NoAugmentation
 from fiberdp.checkpoint import load_checkpoint
-from fiberdp.engines.loss import random_state
 from fiberdp.methods import Method
 from fiberdp.methods import method as method_named
 from fiberdp.optim import EMAWeights
@@ -68,7 +67,7 @@ def fit(
     Raises ValueError in one line for bad input, before anything is written.
     """
     chosen = recipe_named(recipe)
-    tuned = _method(chosen, method, options or {})
+    tuned = tuned_method(chosen, method, options or {})
     if multiplicity is not None:
         tuned = replace(tuned, augmentation=replace(_augmentation(chosen, tuned), multiplicity=multiplicity))
     if averaging is not None:
@@ -113,8 +112,7 @@ def fit(
         micro_batch_size = micro_batch_size or state["micro_batch_size"]
         engine = state["engine"]  # what "auto" chose may not change on the way
 
-    with random_state(keys.stream("model").seed(0), target):
-        model = chosen.build().to(target)
+    model = chosen.fresh(keys, target)
     run = Run(agreed, model, chosen.loss, rows["train"], keys=keys, engine=engine, precision=precision, micro_batch_size=micro_batch_size)
     trained = RunDirectory(folder, run, config, chosen, rows, reporter or Silent(), unaccounted)
     trained.prepare(saved, state)
@@ -122,7 +120,7 @@ def fit(
     return trained.finish(test)
 
 
-def _method(recipe: Recipe, method: str | Method, options: dict[str, Any]) -> Method:
+def tuned_method(recipe: Recipe, method: str | Method, options: dict[str, Any]) -> Method:
     """A name of the table with the recipe's tuned options and the caller's; or a composition, as it is."""
     if isinstance(method, str):
         return method_named(method, **{**recipe.options.get(method, {}), **options})

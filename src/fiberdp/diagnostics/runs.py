@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fiberdp import _validate
 from fiberdp._random import Keys, Stream
-from fiberdp.engines.loss import random_state
 from fiberdp.methods import Method
 from fiberdp.methods import method as method_named
 from fiberdp.planning import Plan, plan
@@ -28,9 +27,7 @@ class Subject:
     plan: Plan
 
     def make(self, keys: Keys) -> Run:
-        with random_state(keys.stream("model").seed(0), torch.device("cpu")):
-            model = self.recipe.build()
-        return Run(self.plan, model, self.recipe.loss, self.rows["train"], keys=keys)
+        return Run(self.plan, self.recipe.fresh(keys), self.recipe.loss, self.rows["train"], keys=keys)
 
     def with_method(self, method: Method) -> Subject:
         """The same at the same noise: what the noise is added to, and what is made of the release, may change."""

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
+
+    from fiberdp._random import Keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,16 @@ class Recipe:
     loss: Callable[[nn.Module, Any], Tensor]
     augmentation: Any = None
     row: Callable[[], dict[str, Tensor]] | None = None
+
+    def fresh(self, keys: Keys, device: torch.device | str = "cpu") -> nn.Module:
+        """The model, initialised from the keys: the same for the same keys."""
+        import torch
+
+        from fiberdp.engines.loss import random_state
+
+        target = torch.device(device)
+        with random_state(keys.stream("model").seed(0), target):
+            return self.build().to(target)
 
 
 def classification_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
