@@ -18,11 +18,11 @@ TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-13}
 
 
 def drawn(seed: int, dtype: torch.dtype, points: int) -> list[Block]:
-    """Factors of any size around those at which registers, tiles, panels and depths end; some of them views of larger memory."""
+    """Factors of sizes around those at which tiles, blocks, chunks, panels and depths end; some are views of larger memory."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     b = rng.choice((1, 2, 5))
     s = rng.choice((2, 3, 4, 5, 8, 31, 65, 130, 300))
-    q, p = (rng.choice((1, 2, 3, 5, 6, 7, 15, 16, 17, 33, 96, 193, 200)) for _ in "LR")
+    q, p = (rng.choice((1, 2, 3, 5, 6, 7, 15, 16, 17, 33, 96, 193, 200, 800)) for _ in "LR")
 
     def factor(n: int) -> torch.Tensor:
         way = rng.randrange(4)

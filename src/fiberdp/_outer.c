@@ -14,8 +14,8 @@ enum { BYTES = 32, HIGH = 4, WIDE = 3, ROWS = 6 };
 #else
 enum { BYTES = 16, HIGH = 4, WIDE = 3, ROWS = 6 };
 #endif
-enum { TILE = HIGH * WIDE, CHUNK = 2048, PANEL_BYTES = 1 << 18 };  /* of gram */
-enum { DEPTH = 256, PANEL = 192 };                                 /* of dense; ROWS divides PANEL */
+enum { TILE = HIGH * WIDE, BLOCKS = 16, TILES = 2, CHUNK_BYTES = 3072 };  /* of gram: columns of a chunk stay in the nearest cache */
+enum { DEPTH = 256, PANEL = 192 };                                        /* of dense; ROWS divides PANEL */
 
 #define UNROLL _Pragma("GCC unroll 16")
 #ifdef __x86_64__
@@ -38,27 +38,29 @@ enum { DEPTH = 256, PANEL = 192 };                                 /* of dense; 
 
 #else
 
-enum { NAME(LANES) = BYTES / sizeof(T) };
+enum { NAME(LANES) = BYTES / sizeof(T), NAME(CHUNK) = CHUNK_BYTES / sizeof(T), NAME(PART) = 16 / sizeof(T) };
+typedef T NAME(part) __attribute__((vector_size(16), may_alias));
+typedef double NAME(doubles) __attribute__((vector_size(16 / sizeof(T) * sizeof(double))));
 typedef T NAME(vector) __attribute__((vector_size(BYTES)));
 typedef T NAME(unaligned) __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));
 typedef LANE NAME(mask) __attribute__((vector_size(BYTES)));
 
-/* ---- gram: rows are multiplied HIGH x WIDE at a time, in as many registers of partial sums, first those of the left factors, then those of
-   the right; the two tiles of products meet in registers and only the sum over them is kept, in double.  At most CHUNK entries are summed in
-   the factors' own type, in as many partial sums as a register has lanes; two lanes, and chunks, are added in double.  Of a factor with
-   itself only the products on and below the diagonal are formed. */
+/* ---- gram: BLOCKS blocks of HIGH rows meet TILES tiles of WIDE columns, the columns rows of the second factors.  Of a chunk of CHUNK entries
+   the columns stay in the nearest cache while all blocks pass by.  Products are summed in the factors' own type, in as many partial sums as a
+   register has lanes, and over 16 bytes; what is left, and chunks, are added in double.  Of a factor with itself only the products on and below
+   the diagonal are formed. */
 
-/* sums[i WIDE + j] = partial sums of rows[i] . columns[j] over `steps` registers.  Apart, so that all of them stay in registers. */
-static __attribute__((noinline)) void NAME(accumulate)(const T *const rows[HIGH], const T *const columns[WIDE], int64_t at, int64_t steps,
+/* sums[i WIDE + j] = partial sums of rows[i] . column j over `steps` registers; a column is a row of `columns`, CHUNK entries apart.  In a
+   function of its own, so that all of them stay in registers. */
+static __attribute__((noinline)) void NAME(accumulate)(const T *const rows[HIGH], int64_t at, const T *columns, int64_t steps,
                                                        NAME(vector) *sums) {
     NAME(vector) held[TILE] = {{0}};
-    const T *r[HIGH], *c[WIDE];
+    const T *r[HIGH];
     UNROLL for (int i = 0; i < HIGH; i++) r[i] = rows[i] + at;
-    UNROLL for (int j = 0; j < WIDE; j++) c[j] = columns[j] + at;
     for (int64_t k = 0; k < steps * NAME(LANES); k += NAME(LANES)) {
         NAME(vector) row, column[WIDE];
         UNROLL for (int j = 0; j < WIDE; j++) {
-            column[j] = *(const NAME(unaligned) *)(c[j] + k);
+            column[j] = *(const NAME(unaligned) *)(columns + j * NAME(CHUNK) + k);
             IN_A_REGISTER(column[j]);
         }
         UNROLL for (int i = 0; i < HIGH; i++) {
@@ -70,69 +72,86 @@ static __attribute__((noinline)) void NAME(accumulate)(const T *const rows[HIGH]
     UNROLL for (int x = 0; x < TILE; x++) sums[x] = held[x];
 }
 
-/* out[i WIDE + j] = rows[i] . columns[j], each of n entries. */
-static void NAME(dots)(const T *const rows[HIGH], const T *const columns[WIDE], int64_t n, double out[TILE]) {
-    enum { W = NAME(LANES) };
-    for (int x = 0; x < TILE; x++) out[x] = 0;
-    for (int64_t start = 0; start < n; start += CHUNK) {
-        int64_t stop = n - start < CHUNK ? n : start + CHUNK;
-        NAME(vector) sums[TILE];
-        NAME(accumulate)(rows, columns, start, (stop - start) / W, sums);
-        /* Two registers of W / length sums, `length` lanes each, become one with half as many lanes a sum. */
-        UNROLL for (int length = W; length > 2; length /= 2) {
-            NAME(mask) low, high;
-            UNROLL for (int lane = 0; lane < W; lane++) {
-                int half = length / 2, sum = lane / half, each = W / length;
-                low[lane] = sum / each * W + sum % each * length + lane % half;
-                high[lane] = low[lane] + half;
-            }
-            UNROLL for (int x = 0; x < TILE * length / W / 2; x++) {
-                NAME(vector) a = sums[2 * x], b = sums[2 * x + 1];
-                sums[x] = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
-            }
+/* out[i WIDE + j] += rows[i] . column j, of `count` entries, those of the rows from `at`. */
+static inline void NAME(dots)(const T *const rows[HIGH], int64_t at, const T *columns, int64_t count, NAME(doubles) *out) {
+    enum { W = NAME(LANES), PART = NAME(PART) };
+    NAME(vector) sums[TILE];
+    NAME(accumulate)(rows, at, columns, count / W, sums);
+    /* Two registers become one: of each 16 bytes, neighbours are added.  In the end 16 bytes hold a part of each of PART sums. */
+    UNROLL for (int left = TILE / 2; left >= TILE / PART; left /= 2) {
+        NAME(mask) even, odd;
+        UNROLL for (int lane = 0; lane < W; lane++) {
+            int sum = lane % PART, from = sum < PART / 2 ? 0 : W;
+            even[lane] = from + lane / PART * PART + 2 * sum % PART;
+            odd[lane] = even[lane] + 1;
         }
-        UNROLL for (int x = 0; x < TILE; x++) out[x] += (double)sums[2 * x / W][2 * x % W] + (double)sums[2 * x / W][2 * x % W + 1];
-        for (int64_t k = start + (stop - start) / W * W; k < stop; k++)
-            for (int x = 0; x < TILE; x++) out[x] += (double)rows[x / WIDE][k] * columns[x % WIDE][k];
+        UNROLL for (int x = 0; x < left; x++) {
+            NAME(vector) a = sums[2 * x], b = sums[2 * x + 1];
+            sums[x] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+        }
     }
+    UNROLL for (int x = 0; x < TILE / PART; x++)
+        UNROLL for (int part = 0; part < W; part += PART)
+            out[x] += __builtin_convertvector(*(const NAME(part) *)((const T *)&sums[x] + part), NAME(doubles));
+    for (int64_t k = count / W * W; k < count; k++)
+        for (int x = 0; x < TILE; x++) out[x / PART][x % PART] += (double)rows[x / WIDE][at + k] * columns[x % WIDE * NAME(CHUNK) + k];
 }
 
 /* l, r: [examples, s, q], [examples, s, p]; l2, r2: [examples, t, q], [examples, t, p]; the last dimension is dense, `strides` are those of
    the first two, in entries.  same: l2 is l and r2 is r; then diagonal[i] = Sum_s |L_s|^2 |R_s|^2, else 0. */
 void NAME(gram)(const T *l, const T *r, const T *l2, const T *r2, const int64_t strides[8], int64_t examples, int64_t s, int64_t t, int64_t q,
                 int64_t p, int same, int threads, double *out, double *diagonal) {
-    int64_t panel = PANEL_BYTES / (int64_t)sizeof(T) / ((q + p) * WIDE) * WIDE;  /* rows of l2 and r2 that stay in the cache */
-    if (panel < WIDE) panel = WIDE;
+    enum { PART = NAME(PART), CHUNK = NAME(CHUNK) };
+    const T *first[4] = {l, r, l2, r2};
+    const int64_t length[2] = {q, p};
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t example = 0; example < examples; example++) {
-        const T *L = l + example * strides[0], *R = r + example * strides[2], *L2 = l2 + example * strides[4], *R2 = r2 + example * strides[6];
-        double total = 0, alone = 0;
-        for (int64_t first = 0; first < t; first += panel)
-            for (int64_t i = same ? first / HIGH * HIGH : 0; i < s; i += HIGH)
-                for (int64_t j = first; j < t && j < first + panel && !(same && j >= i + HIGH); j += WIDE) {
-                    /* beyond the end the last row stands in, and its products are left out */
-                    const T *rows[2][HIGH], *columns[2][WIDE];
-                    double left[TILE], right[TILE];
-                    for (int a = 0; a < HIGH; a++) {
-                        int64_t row = i + a < s ? i + a : s - 1;
-                        rows[0][a] = L + row * strides[1];
-                        rows[1][a] = R + row * strides[3];
-                    }
-                    for (int b = 0; b < WIDE; b++) {
-                        int64_t column = j + b < t ? j + b : t - 1;
-                        columns[0][b] = L2 + column * strides[5];
-                        columns[1][b] = R2 + column * strides[7];
-                    }
-                    NAME(dots)(rows[0], columns[0], q, left);
-                    NAME(dots)(rows[1], columns[1], p, right);
-                    for (int a = 0; a < HIGH && i + a < s; a++)
-                        for (int b = 0; b < WIDE && j + b < t; b++) {
-                            double product = left[a * WIDE + b] * right[a * WIDE + b];
-                            if (!same || j + b < i + a) total += same ? 2 * product : product;
-                            else if (j + b == i + a) alone += product;
-                        }
+        NAME(doubles) inside = {0};
+        double edge = 0, alone = 0;
+        for (int64_t left = 0; left < t; left += TILES * WIDE)
+            for (int64_t top = same ? left / HIGH * HIGH : 0; top < s; top += BLOCKS * HIGH) {
+                NAME(doubles) products[2][BLOCKS][TILES][TILE / PART] = {{{{{0}}}}};
+                int tiles[BLOCKS];  /* of each block of rows; 0 beyond the end */
+                for (int block = 0; block < BLOCKS; block++) {
+                    int64_t row = top + block * HIGH, end = same && row + HIGH < t ? row + HIGH : t;
+                    tiles[block] = row >= s ? 0 : end - left >= TILES * WIDE ? TILES : (int)((end - left + WIDE - 1) / WIDE);
                 }
-        out[example] = total + alone;
+                for (int factor = 0; factor < 2; factor++) {
+                    const T *rows[BLOCKS * HIGH], *columns[TILES * WIDE];
+                    /* beyond the end the last row stands in, and its products are left out */
+                    for (int i = 0; i < BLOCKS * HIGH; i++)
+                        rows[i] = first[factor] + example * strides[2 * factor] + (top + i < s ? top + i : s - 1) * strides[2 * factor + 1];
+                    for (int j = 0; j < TILES * WIDE; j++)
+                        columns[j] = first[2 + factor] + example * strides[4 + 2 * factor] +
+                                     (left + j < t ? left + j : t - 1) * strides[5 + 2 * factor];
+                    for (int64_t at = 0, count; at < length[factor]; at += count) {
+                        count = length[factor] - at < CHUNK ? length[factor] - at : CHUNK;
+                        T near[TILES * WIDE][CHUNK];  /* columns that are powers of two apart would push one another out of the cache */
+                        for (int j = 0; j < TILES * WIDE; j++) memcpy(near[j], columns[j] + at, count * sizeof(T));
+                        for (int block = 0; block < BLOCKS; block++)
+                            for (int tile = 0; tile < tiles[block]; tile++)
+                                NAME(dots)(rows + block * HIGH, at, near[tile * WIDE], count, products[factor][block][tile]);
+                    }
+                }
+                for (int block = 0; block < BLOCKS; block++)
+                    for (int tile = 0; tile < tiles[block]; tile++) {
+                        const NAME(doubles) *lefts = products[0][block][tile], *rights = products[1][block][tile];
+                        int64_t i = top + block * HIGH, j = left + tile * WIDE;
+                        if (i + HIGH <= s && j + WIDE <= t && !(same && j + WIDE > i)) {
+                            UNROLL for (int x = 0; x < TILE / PART; x++) inside += lefts[x] * rights[x];
+                            continue;
+                        }
+                        for (int x = 0; x < TILE; x++) {
+                            int64_t row = i + x / WIDE, column = j + x % WIDE;
+                            double product = lefts[x / PART][x % PART] * rights[x / PART][x % PART];
+                            if (row >= s || column >= t || (same && column > row)) continue;
+                            if (same && column == row) alone += product;
+                            else edge += product;
+                        }
+                    }
+            }
+        for (int x = 0; x < PART; x++) edge += inside[x];
+        out[example] = (same ? 2 * edge : edge) + alone;
         diagonal[example] = alone;
     }
 }
