@@ -23,8 +23,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 from scipy.special import ndtr
 
-from fiberdp import _native, _random
+from fiberdp import _native, _normals
 from fiberdp._random import STREAMS, Keys
+from fiberdp._threads import one_thread
 
 N = 20_000_000  # normals in the tests of their distribution
 ALPHA = 1e-6  # two-sided level of the counts; 4.5 standard errors elsewhere are 7e-6
@@ -45,12 +46,12 @@ def threads():
 
 def library_words(key: bytes, high: int, first: int, blocks: int) -> bytes:
     out = bytearray(16 * blocks + 16)
-    _random._encrypt(key, high, first, memoryview(out))
+    _normals.encrypt(key, high, first, memoryview(out))
     return bytes(out[:-16])
 
 
 def compiled_words(key: bytes, high: int, first: int, blocks: int) -> bytes:
-    cipher, out = _random._compiled_keystream(), torch.full((2 * blocks + 2,), -1)
+    cipher, out = _normals.compiled_keystream(), torch.full((2 * blocks + 2,), -1)
     if cipher is None:
         pytest.skip("no C compiler, or no AES instructions, here")
     cipher(key, high, first, blocks, out.data_ptr())
@@ -85,9 +86,9 @@ def test_a_cipher_that_disagrees_is_refused(monkeypatch):
     """Rejected: a processor or compiler whose AES is wrong in one bit."""
 
     function = lambda key, high, first, blocks, out: ctypes.memset(out, 0, 16 * blocks)  # noqa: E731
-    monkeypatch.setattr(_random, "_function", lambda name, *argtypes: function)
+    monkeypatch.setattr(_normals, "_function", lambda name, *argtypes: function)
     with pytest.raises(RuntimeError, match="AES: the compiled cipher"):
-        _random._compiled_keystream.__wrapped__()
+        _normals.compiled_keystream.__wrapped__()
 
 
 def oracle_words(key: bytes, stream: int, step: int, n: int) -> np.ndarray:
@@ -146,9 +147,9 @@ def pairs_of(radii: list[int], angles: list[int], way: str) -> np.ndarray:
     pairs[0, 1, : len(angles)] = torch.tensor(angles)
     cos_sin = torch.empty(2, 1, 512, dtype=torch.float64)
     if way == "torch":
-        _random._box_muller(pairs, 1.0, torch.empty(1, 512, dtype=torch.float64), *cos_sin)
+        _normals.box_muller(pairs, 1.0, torch.empty(1, 512, dtype=torch.float64), *cos_sin)
     else:
-        function = _random._compiled_normals(torch.float64)
+        function = _normals.compiled_normals(torch.float64)
         if function is None:
             pytest.skip("no C compiler here")
         function(pairs.data_ptr(), 1, 1.0, cos_sin.data_ptr())
@@ -215,15 +216,15 @@ def test_compiled_normals_are_those_of_torch_and_of_any_slice():
 
 @contextmanager
 def without_compiler():
-    cached = (_random._compiled_noise, _random._compiled_normals, _random._compiled_keystream)
-    found = _random._function
-    _random._function = lambda name, *argtypes: None
+    cached = (_normals.compiled_noise, _normals.compiled_normals, _normals.compiled_keystream, _normals.compiled_rounding)
+    found = _normals._function
+    _normals._function = lambda name, *argtypes: None
     for function in cached:
         function.cache_clear()
     try:
         yield
     finally:
-        _random._function = found
+        _normals._function = found
         for function in cached:
             function.cache_clear()
 
@@ -232,8 +233,8 @@ def without_compiler():
 def without_aes():
     """A processor without AES instructions, or a compiler without OpenMP: words from the library, normals in C."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_random, "_compiled_noise", lambda dtype: None)
-        patch.setattr(_random, "_compiled_keystream", lambda: None)
+        patch.setattr(_normals, "compiled_noise", lambda dtype: None)
+        patch.setattr(_normals, "compiled_keystream", lambda: None)
         yield
 
 
@@ -523,3 +524,110 @@ def test_a_first_use_in_inference_mode_does_not_spoil_the_scratch():
 def test_what_lies_outside_the_contract_is_refused(call):
     with pytest.raises(ValueError):
         call(Keys.seeded(0).stream("noise"))
+
+
+# ---- rounded exactly
+
+
+def exactly(words: tuple[int, int], tail: list[tuple[int, int]], scale: float, sine: bool) -> mpmath.mpf:
+    """scale z in 500 bits for the middle of what is left of the cell of u and phi after `tail`."""
+    with mpmath.workprec(500):
+        a, b = words
+        u, phi, bits = mpmath.mpf(abs(a | 1) >> 1), mpmath.mpf(b), 62
+        for further_u, further_phi in tail:
+            u, phi, bits = u * 2**64 + further_u, phi * 2**64 + further_phi, bits + 64
+        u, phi = (u + 0.5) / mpmath.mpf(2) ** bits, (phi + 0.5) * mpmath.pi / mpmath.mpf(2) ** (bits + 1)
+        return scale * mpmath.sqrt(-2 * mpmath.log(u)) * (mpmath.sin(phi) if sine else mpmath.cos(phi))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("scale", [0.3, 1000.0, 2.0**20, 2.0**44])
+def test_rounded_normals_are_the_exact_ones_rounded(compiled, scale):
+    """600 of each scale against 500 bits; at 2**44 most are decided by later bits."""
+    noise = Keys.seeded(5).stream("noise")
+    with nullcontext() if compiled else without_compiler():
+        found = noise.add_rounded_normal_(torch.zeros(600, dtype=torch.float64), step=3, scale=scale, grid=1.0, start=200)
+    words, undecided = noise.bits(3, 0, 1024), 0
+    for at, n in enumerate(found.tolist(), 200):
+        pair = int(words[at % 512]), int(words[512 + at % 512])
+        right = exactly(pair, later_bits(noise.key, 2, 3, at % 512, 5), scale, at >= 512)
+        assert n == mpmath.nint(right)
+        undecided += _normals.ERROR * scale > abs(0.5 - float(right % 1))
+    assert (undecided > 300) == (scale == 2.0**44)
+
+
+def later_bits(key: bytes, stream: int, step: int, pair: int, levels: int) -> list[tuple[int, int]]:
+    """As documented: counter 16 pair + level of stream 2**15 + stream, each counter block enciphered by itself."""
+    head = (2**15 + stream).to_bytes(2, "big") + step.to_bytes(6, "big")
+    cipher = Cipher(algorithms.AES(key), modes.ECB())
+    blocks = [cipher.encryptor().update(head + (16 * pair + level).to_bytes(8, "big")) for level in range(levels)]
+    return [(int.from_bytes(block[:8], "little"), int.from_bytes(block[8:], "little")) for block in blocks]
+
+
+def test_later_bits_decide_alike_from_any_float_error(monkeypatch):
+    """If float64 decided nothing, intervals would decide the same: in both, for 0.4 to 2**30, and with u in the lowest and highest cell."""
+    noise = Keys.seeded(6).stream("receipt")
+    for scale in (0.4, 3.0, 2.0**30):
+        fast = noise.add_rounded_normal_(torch.zeros(600), step=1, scale=scale, grid=1.0, start=700)
+        with monkeypatch.context() as patch:
+            patch.setattr(_normals, "ERROR", 1.0)
+            assert torch.equal(noise.add_rounded_normal_(torch.zeros(600), step=1, scale=scale, grid=1.0, start=700), fast)
+    more = lambda level: (2**62, 2**61)  # noqa: E731
+    for a in (0, 1, -1, 2**63 - 1, -(2**63)):
+        for sine in (False, True):
+            right = exactly((a, 12345), [more(level) for level in range(5)], 2.0**30, sine)
+            assert _normals.decided(2.0**30, a, 12345, sine, more) == mpmath.nint(right)
+
+
+def test_a_float64_that_could_be_wrong_is_left_open():
+    """Words are chosen so that z stands next to the middle between two integers: neither way decides it, and a near miss is decided."""
+    angle = 0  # cos 0 = 1
+    for compiled in (True, False):
+        with nullcontext() if compiled else without_compiler():
+            scratch = _normals.Scratch(1)
+            scratch.words.zero_()
+            scratch.words[:, 0] = 2**62 + 1
+            z = math.sqrt(2 * math.log(2))
+            for miss, open_ in ((1e-15, True), (-1e-15, True), (1e-13, False), (-1e-13, False)):
+                scratch.words[:, 0], scratch.words[:, 1] = 2**62 + 1, angle
+                found = scratch.rounded(1, 1000.5 / z * (1 + miss / z))[0]
+                assert bool(found.isnan()) == open_, (compiled, miss)
+                assert open_ or found == (1001 if miss > 0 else 1000)
+            scratch.words[:, 0] = 1  # the lowest cell reaches to 0, where z is infinite
+            assert scratch.rounded(1, 1.0)[:512].isnan().all()
+
+
+def test_rounded_noise_is_a_rounded_gaussian():
+    """Chi-square of 400,000 integers at std 0.7: a std 2 % off moves the share of zeros by 11 standard errors, and is rejected."""
+    n = Keys.seeded(7).stream("noise").add_rounded_normal_(torch.zeros(400_000), step=0, scale=0.7, grid=1.0).numpy()
+    edges = np.array([-np.inf, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, np.inf])
+    counts = np.histogram(n, np.clip(edges, -99, 99))[0]
+    agree = lambda std: stats.chisquare(counts, np.diff(ndtr(edges / std)) * n.size).pvalue  # noqa: E731
+    assert agree(0.7) > 1e-6 > max(agree(0.714), agree(0.686))
+
+
+def test_rounded_noise_on_a_grid():
+    """Values and noise are whole numbers of the grid; any slice, dtype and number of threads gives the same."""
+    noise, grid = Keys.seeded(8).stream("noise"), 2.0**-18
+    out = torch.randn(5000, dtype=torch.float64)
+    whole = noise.add_rounded_normal_(out.clone(), step=2, scale=0.5, grid=grid)
+    n = whole / grid
+    assert torch.equal(n, n.round())
+    z = (n - (out / grid).round()) * grid
+    assert (z - 0.5 * noise.normal(2, 0, 5000, dtype=torch.float64)).abs().max() <= grid / 2 + 2.0**-44
+    parts = [
+        noise.add_rounded_normal_(out[i:j].clone(), step=2, scale=0.5, grid=grid, start=i) for i, j in ((0, 1), (1, 1500), (1500, 5000))
+    ]
+    assert torch.equal(torch.cat(parts), whole)
+    with one_thread(), without_compiler():
+        assert torch.equal(noise.add_rounded_normal_(out.clone(), step=2, scale=0.5, grid=grid), whole)
+    single = noise.add_rounded_normal_(out.float(), step=2, scale=0.5, grid=grid)
+    assert torch.equal(single, ((out.float().double() / grid).round() * grid + z).float())
+    assert torch.equal(noise.add_rounded_normal_(out.clone(), step=2, scale=0.0, grid=grid), out)
+
+
+@pytest.mark.parametrize("grid", [0.0, -1.0, 0.3, math.inf, math.nan, 2.0**-60])
+def test_a_grid_that_is_not_exact_is_refused(grid):
+    with pytest.raises(ValueError, match="grid") as error:
+        Keys.seeded(0).stream("noise").add_rounded_normal_(torch.zeros(3), step=0, scale=1.0, grid=grid)
+    assert "\n" not in str(error.value)

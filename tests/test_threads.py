@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fiberdp import _random, _threads
+from fiberdp import _normals, _random, _threads
 from fiberdp._random import Keys
 from fiberdp._threads import one_thread, share
 
@@ -81,20 +81,20 @@ def test_helpers_compute_in_the_callers_mode(mode):
 def test_noise_of_a_long_vector_is_drawn_by_several_threads_and_no_chunk_twice(monkeypatch):
     """3e6 elements in 23 chunks.  Rejected below: one chunk given to two threads, or drawn backwards."""
     n, noise, by = 3_000_000, Keys.seeded(4).stream("noise"), set()
-    fill = _random.Stream._fill
+    fill = _normals.fill
 
     def watched(*arguments):
         by.add(threading.get_ident())
         return fill(*arguments)
 
-    monkeypatch.setattr(_random.Stream, "_fill", watched)
-    monkeypatch.setattr(_random, "_compiled_noise", lambda dtype: None)
+    monkeypatch.setattr(_normals, "fill", watched)
+    monkeypatch.setattr(_normals, "compiled_noise", lambda dtype: None)
     shared = [noise.add_normal_(torch.zeros(n), step=1, scale=1.0) for _ in range(8)]  # scratch used too early shows in a third of calls
     assert len(by) >= 3
     with one_thread():
         alone = noise.normal(1, 0, n)
     assert all(torch.equal(one, alone) for one in shared)
-    size = 2 * _random._S * _random._CHUNK
+    size = 2 * _normals.S * _random._CHUNK
     chunks = alone[: n // size * size].view(-1, size)
     sums = {tuple(chunk[:4].tolist()) for chunk in chunks}
     assert len(sums) == len(chunks)
@@ -102,14 +102,14 @@ def test_noise_of_a_long_vector_is_drawn_by_several_threads_and_no_chunk_twice(m
 
 def test_scratch_is_bounded_by_the_number_of_threads_not_by_the_vector(monkeypatch):
     """A vector of 64 MiB is given its noise with at most 3 pieces of scratch, 2.6 MiB each, kept for the next call."""
-    monkeypatch.setattr(_random, "_compiled_noise", lambda dtype: None)
-    _random._idle.clear()
+    monkeypatch.setattr(_normals, "compiled_noise", lambda dtype: None)
+    _normals.idle.clear()
     noise, out = Keys.seeded(4).stream("noise"), torch.zeros(2**24)
     for _ in range(2):
         noise.add_normal_(out, step=0, scale=1.0)
-    assert 1 <= len(_random._idle) <= 3
-    held = sum(len(s.buffer) + s.pairs.nbytes for s in _random._idle)
-    assert held <= 3 * (40 * _random._S * _random._CHUNK + 16) < 0.13 * out.nbytes
+    assert 1 <= len(_normals.idle) <= 3
+    held = sum(len(s.buffer) + s.pairs.nbytes for s in _normals.idle)
+    assert held <= 3 * (40 * _normals.S * _random._CHUNK + 16) < 0.13 * out.nbytes
 
 
 @pytest.mark.skipif(_threads._pause is None, reason="this torch's OpenMP cannot end its threads")

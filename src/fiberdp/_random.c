@@ -41,28 +41,58 @@ static inline double cosine(double z) {
     return 1 - (z * 0.5 - z * z * fma(z, fma(z, fma(z, fma(z, fma(z, -0x1.8fae9be8838d4p-37, 0x1.1ee9ebdb4b1c4p-29), -0x1.27e4f809c52adp-22), 0x1.a01a019cb159p-16), -0x1.6c16c16c15177p-10), 0x1.555555555554cp-5));
 }
 
-/* a gives the radius, b = quadrant 2^62 + rest the angle pi b / 2^63; a negative zero of cos or sin is as good as zero. */
-#define NORMALS(name, type, is)                                                                                    \
-    void name(const uint64_t *words, int64_t segments, double scale, type *out) {                                  \
-        for (; segments > 0; segments--, words += 2 * S, out += 2 * S) {                                           \
-            for (int p = 0; p < S; p++) {                                                                          \
-                uint64_t a = words[p] | 1, b = words[S + p], negative = -(a >> 63);                                \
-                double r = scale * sqrt(radius_squared(to_double((a ^ negative) - negative)));                     \
-                uint64_t quadrant = (b + 0x2000000000000000u) & 0xc000000000000000u, odd = -(quadrant >> 62 & 1);  \
-                double x = (to_double(b - quadrant + 0x2000000000000000u) - 0x1p61) * 0x1.921fb54442d18p-62;       \
-                uint64_t s = as_bits(sine(x, x * x)), c = as_bits(cosine(x * x)), swapped = (s ^ c) & odd;         \
-                c ^= swapped ^ ((quadrant ^ quadrant << 1) & 0x8000000000000000u);                                 \
-                s ^= swapped ^ (quadrant & 0x8000000000000000u);                                                   \
-                out[p] is (type)(r * as_double(c));                                                                \
-                out[S + p] is (type)(r * as_double(s));                                                             \
-            }                                                                                                      \
-        }                                                                                                          \
+/* The pair of normals of words a and b, times scale: a gives the radius, b = quadrant 2^62 + rest the angle pi b / 2^63; a negative zero of
+   cos or sin is as good as zero.  Returns the radius times scale. */
+static inline double pair(uint64_t a, uint64_t b, double scale, double *of_cosine, double *of_sine) {
+    uint64_t negative = -(a >> 63);
+    double r = scale * sqrt(radius_squared(to_double((a ^ negative) - negative)));
+    uint64_t quadrant = (b + 0x2000000000000000u) & 0xc000000000000000u, odd = -(quadrant >> 62 & 1);
+    double x = (to_double(b - quadrant + 0x2000000000000000u) - 0x1p61) * 0x1.921fb54442d18p-62;
+    uint64_t s = as_bits(sine(x, x * x)), c = as_bits(cosine(x * x)), swapped = (s ^ c) & odd;
+    c ^= swapped ^ ((quadrant ^ quadrant << 1) & 0x8000000000000000u);
+    s ^= swapped ^ (quadrant & 0x8000000000000000u);
+    *of_cosine = r * as_double(c);
+    *of_sine = r * as_double(s);
+    return r;
+}
+
+#define NORMALS(name, type, is)                                                    \
+    void name(const uint64_t *words, int64_t segments, double scale, type *out) {  \
+        for (; segments > 0; segments--, words += 2 * S, out += 2 * S) {           \
+            for (int p = 0; p < S; p++) {                                          \
+                double c, s;                                                       \
+                pair(words[p] | 1, words[S + p], scale, &c, &s);                   \
+                out[p] is (type)c;                                                 \
+                out[S + p] is (type)s;                                             \
+            }                                                                      \
+        }                                                                          \
     }
 
 NORMALS(normals_float, float, =)
 NORMALS(normals_double, double, =)
 NORMALS(add_normals_float, float, +=)
 NORMALS(add_normals_double, double, +=)
+
+/* y to the nearest whole number, NaN if it is within `slack` of the middle between two: 2^52 x 1.5 leaves no room for a fraction. */
+static inline double rounded(double y, double slack) {
+    double n = y + 0x1.8p52 - 0x1.8p52;
+    return as_double(as_bits(n) | (fabs(y - n) < 0.5 - slack ? 0 : 0x7ff8000000000000u));
+}
+
+/* scale z to the nearest whole number, for z of real uniforms of which `words` are the first bits; NaN where later bits, or an error of z
+   of `error`, could decide.  |scale z| < 2^51.  The cell of u is u_p +- 2^-63, so the radius differs by at most 2 / ((|a_p| - 1) r). */
+void rounded_normals(const uint64_t *words, int64_t segments, double scale, double error, double *out) {
+    for (; segments > 0; segments--, words += 2 * S, out += 2 * S) {
+        for (int p = 0; p < S; p++) {
+            double c, s;
+            uint64_t a = words[p] | 1, negative = -(a >> 63);
+            double r = pair(a, words[S + p], scale, &c, &s), below = to_double(((a ^ negative) - negative) - 1);
+            double slack = scale * error + 2 * scale * scale / (below * r);
+            out[p] = rounded(c, slack);
+            out[S + p] = rounded(s, slack);
+        }
+    }
+}
 
 #ifdef __AES__
 

@@ -25,32 +25,27 @@ readings of the same words, so two of them are dependent.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fiberdp import _native
+from fiberdp import _normals
+from fiberdp._normals import S, Scratch
 from fiberdp._threads import one_thread, share, usable_threads
 from fiberdp._validate import choice, count, interval
 
 # Written into every saved run: a number never changes its meaning.
 STREAMS: dict[str, int] = {"data": 1, "noise": 2, "model": 3, "audit": 4, "receipt": 5, "augmentation": 6}
 
-_S = 512  # pairs in a segment; changing it changes every seeded run
 _CHUNK = 128  # segments worked on at a time: enough to hide the cost of a call, 1.3 MiB of scratch
-_ZEROS = bytes(1 << 16)  # plaintext of the counter mode, small enough to stay in the nearest cache
 _MAX_STEP, _MAX_STOP = 2**48, 2**62
+_TAIL = 2**15  # added to the number of a stream: the stream of its later bits
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,7 @@ class Stream:
         blocks = (stop + 1) // 2 - first
         buffer = bytearray(16 * blocks + 16)
         words = torch.frombuffer(buffer, dtype=torch.int64)
-        self._fill(buffer, words, step, first, blocks)
+        _normals.fill(self.key, self._high(step), first, blocks, buffer, words)
         return words[start % 2 : start % 2 + stop - start]
 
     def uniform(self, step: int, start: int, stop: int) -> Tensor:
@@ -155,20 +150,38 @@ class Stream:
         scale: std of what is added, in the units of `out`, finite and >= 0; 0 leaves `out` alone.
         scale * z is computed in float64 and rounded once to the dtype of `out`.  No temporary of size n.
         """
-        if out.dim() != 1 or not out.is_contiguous():
+        _check_target(out, step, start, scale)
+        if scale > 0:
+            self._normals(step, start, scale, out, add=True)
+            increment_version(out)  # autograd does not see what the compiled function writes
+        return out
+
+    def add_rounded_normal_(self, out: Tensor, *, step: int, scale: float, grid: float, start: int = 0) -> Tensor:
+        """out = grid (round(out / grid) + round(scale z / grid)), rounded to the dtype of `out`; and return out.
+
+        The z are exact: real normals of real uniforms, whose bits are drawn until the rounding is decided.  So the second term is a
+        rounded Gaussian without any error, and the sum is the first term plus a real Gaussian, rounded: what a proof about real numbers
+        says of that holds.  They are within 2**-44 of the z of `add_normal_`, and the same on every machine, compiled or not.
+        grid: a power of two, at least scale / 2**47.  Otherwise as `add_normal_`.
+        """
+        _check_target(out, step, start, scale)
+        interval("grid", grid, 0, math.inf, open_low=True, open_high=True, why="It is the distance of the values that may be released.")
+        if math.frexp(grid)[0] != 0.5 or scale > grid * _normals.LARGEST:
             raise ValueError(
-                f"out: shape {tuple(out.shape)}, strides {out.stride()}: must be one contiguous axis. "
-                "Positions in the stream are positions in memory. Flatten it first."
+                f"grid={grid} with scale={scale}: it must be a power of two of at least scale / 2**47, because only then is a division by "
+                "it exact, and the noise a whole number of it. Choose 2.0**k."
             )
-        _check_dtype(out.dtype)
-        _check(step, start, start + len(out))
-        interval("scale", scale, 0, math.inf, open_high=True, why="It is the std of the noise.")
+
         if scale == 0:
             return out
-        if out.requires_grad and out.is_leaf and torch.is_grad_enabled():
-            raise RuntimeError("out: requires grad and is a leaf, so it cannot change in place. Pass out.detach().")
-        self._normals(step, start, scale, out, add=True)
-        increment_version(out)  # autograd does not see what the compiled function writes
+
+        def place(part: Tensor, n: Tensor, at: int) -> None:
+            for i in n.isnan().nonzero().flatten().tolist():
+                n[i] = self._rounded(step, at + i, scale / grid)
+            part.copy_(part.to("cpu", torch.float64, copy=True).div_(grid).round_().add_(n).mul_(grid))
+
+        first, last = start // (2 * S), -(-(start + len(out)) // (2 * S))
+        self._in_chunks(range(first, last), step, start, out, lambda lent, count: lent.rounded(count, scale / grid), place)
         return out
 
     def seed(self, step: int) -> int:
@@ -181,155 +194,72 @@ class Stream:
         Segments are computed whole, whatever part of them is asked for, so that an element always stands at
         the same place of a vector register and a last bit cannot depend on the slice.
         """
-        stop, size = start + len(out), 2 * _S
+        stop, size = start + len(out), 2 * S
         whole = range(-(-start // size), stop // size)
-        noise = _compiled_noise(out.dtype) if out.device.type == "cpu" else None
+        noise = _normals.compiled_noise(out.dtype) if out.device.type == "cpu" else None
 
-        def chunk(segment: int, count: int) -> None:
-            """The part of segments [segment, segment + count) that is asked for."""
-            base = segment * size
-            low, high = max(start, base), min(stop, base + size * count)
-            part = out[low - start : high - start]
-            with _scratch(count) as lent:
-                self._fill(lent.buffer, lent.words, step, segment * _S, _S * count)
-                z = lent.normals(count, scale, out.dtype)[low - base : high - base].to(out.device)
-                if add:  # before the scratch, which z is a part of, is lent again
-                    part.add_(z)
-                else:
-                    part.copy_(z)
+        def place(part: Tensor, z: Tensor, at: int) -> None:
+            if add:
+                part.add_(z.to(out.device))
+            else:
+                part.copy_(z)
+
+        def in_chunks(segments: range) -> None:
+            self._in_chunks(segments, step, start, out, lambda lent, count: lent.normals(count, scale, out.dtype), place)
 
         if noise is None:
-            first, last = start // size, -(-stop // size)
-            share(lambda segment: chunk(segment, min(_CHUNK, last - segment)), range(first, last, _CHUNK))
+            in_chunks(range(start // size, -(-stop // size)))
             return
         if whole:
             at = out[whole.start * size - start :].data_ptr()
             noise(self.key, self._high(step), whole.start, len(whole), scale, add, at, usable_threads())
         for segment in {bound // size for bound in (start, stop) if bound % size}:
-            chunk(segment, 1)
+            in_chunks(range(segment, segment + 1))
+
+    def _in_chunks(
+        self, segments: range, step: int, start: int, out: Tensor, numbers: Callable[[Scratch, int], Tensor],
+        place: Callable[[Tensor, Tensor, int], None],
+    ) -> None:  # fmt: skip
+        """place(part of `out`, its numbers, its first position) for all of `segments` that `out` covers, several chunks at once."""
+        stop, size = start + len(out), 2 * S
+
+        def chunk(segment: int) -> None:
+            count, base = min(_CHUNK, segments.stop - segment), segment * size
+            low, high = max(start, base), min(stop, base + size * count)
+            with _normals.scratch(count) as lent:
+                _normals.fill(self.key, self._high(step), segment * S, S * count, lent.buffer, lent.words)
+                place(out[low - start : high - start], numbers(lent, count)[low - base : high - base], low)
+
+        share(chunk, segments[::_CHUNK])
+
+    def _rounded(self, step: int, position: int, scale: float) -> int:
+        """round(scale z) of one position, from as many bits as it takes: those beyond its words stand at counters of their own."""
+        segment, at = divmod(position, 2 * S)
+        a, b = (int(self.bits(step, word, word + 1)) for word in (segment * 2 * S + at % S, segment * 2 * S + S + at % S))
+
+        def more(level: int) -> tuple[int, int]:
+            block = bytearray(32)
+            _normals.encrypt(self.key, _TAIL << 48 | self._high(step), (segment * S + at % S) * _normals.LEVELS + level, memoryview(block))
+            return int.from_bytes(block[:8], "little"), int.from_bytes(block[8:16], "little")
+
+        return _normals.decided(scale, a, b, at >= S, more)
 
     def _high(self, step: int) -> int:
         """The first half of every counter block of a step."""
         return STREAMS[self.name] << 48 | step
 
-    def _fill(self, buffer: bytearray, words: Tensor, step: int, first: int, blocks: int) -> None:
-        """Blocks [first, first + blocks) of this step into `buffer`, 16 bytes longer, whose memory `words` shares."""
-        compiled = _compiled_keystream()
-        if compiled:
-            compiled(self.key, self._high(step), first, blocks, words.data_ptr())
-        else:
-            _encrypt(self.key, self._high(step), first, memoryview(buffer)[: 16 * blocks + 16])
 
-
-def _encrypt(key: bytes, high: int, first: int, out: memoryview) -> None:
-    """The keystream from counter block (high, first) on, as many whole blocks as leave room in `out` for one more."""
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(high.to_bytes(8, "big") + first.to_bytes(8, "big"))).encryptor()
-    for at in range(0, len(out) - 16, len(_ZEROS)):
-        zeros = _ZEROS[: len(out) - 16 - at]
-        # update_into wants room for one block beyond what it writes
-        encryptor.update_into(zeros, out[at : at + len(zeros) + 16])
-
-
-def _box_muller(words: Tensor, scale: float, radius: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Fill cos and sin [n, S], the two halves of each segment, from words [n, 2, S]; words[:, 0] is overwritten, radius is scratch.
-
-    The cost is that of the logarithm, the cosine and the sine.  1/sqrt and a division are quicker than torch's own sqrt (4 to 5 % of
-    the whole), and u = 1 is no exception: scale / (1 / sqrt(0)) = 0.
-    """
-    radius.copy_(words[:, 0].bitwise_or_(1)).abs_().mul_(2.0**-63).log_().mul_(-2.0).rsqrt_()
-    torch.div(torch.tensor(scale, dtype=torch.float64, device="cpu"), radius, out=radius)
-    sin.copy_(words[:, 1]).mul_(math.pi * 2.0**-63)
-    torch.cos(sin, out=cos).mul_(radius)
-    sin.sin_().mul_(radius)
-
-
-@cache
-def _compiled_noise(dtype: torch.dtype) -> Callable[..., None] | None:
-    """(key, high, first segment, segments, scale, add, address, threads): words and normals in one go, to or onto what is there."""
-    name = {torch.float32: "noise_float", torch.float64: "noise_double"}[dtype]
-    function = _function(name, *[_BYTES, _SIZE, _SIZE, _SIZE, ctypes.c_double, ctypes.c_int, _ADDRESS, ctypes.c_int])
-    return function if _compiled_keystream() else None
-
-
-@cache
-def _compiled_normals(dtype: torch.dtype) -> Callable[[int, int, float, int], None] | None:
-    """The same as `_box_muller`, from the addresses of words and normals, in the order of the stream."""
-    return _function("normals_float" if dtype == torch.float32 else "normals_double", _ADDRESS, _SIZE, ctypes.c_double, _ADDRESS)
-
-
-@cache
-def _compiled_keystream() -> Callable[[bytes, int, int, int, int], None] | None:
-    """`_encrypt` by the processor's AES instructions; None where there are none.
-
-    Raises RuntimeError if it disagrees with the library: then the compiler or the processor is broken, and no noise may come of it.
-    """
-    function = _function("keystream", _BYTES, _SIZE, _SIZE, _SIZE, _ADDRESS)
-    if function is None:
-        return None
-    key, high, first, expected = bytes(range(32)), 0x0123456789ABCDEF, 2**32 - 20, bytearray(16 * 41)
-    found = bytearray(16 * 40)
-    _encrypt(key, high, first, memoryview(expected))
-    function(key, high, first, 40, ctypes.addressof(ctypes.c_char.from_buffer(found)))
-    if found != expected[: len(found)]:
-        raise RuntimeError(
-            "AES: the compiled cipher and the cryptography library must agree, because one of them is wrong and the noise is made of it. "
-            "Remove ~/.cache/fiberdp, and distrust this machine if that does not help."
+def _check_target(out: Tensor, step: int, start: int, scale: float) -> None:
+    if out.dim() != 1 or not out.is_contiguous():
+        raise ValueError(
+            f"out: shape {tuple(out.shape)}, strides {out.stride()}: must be one contiguous axis. "
+            "Positions in the stream are positions in memory. Flatten it first."
         )
-    return function
-
-
-_BYTES, _SIZE, _ADDRESS = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
-
-
-def _function(name: str, *argtypes: Any) -> Any:
-    return _native.function("_random", name, argtypes)
-
-
-class _Scratch:
-    """Work memory of one thread at a time, kept between calls: fresh pages would cost as much as the arithmetic."""
-
-    def __init__(self, segments: int) -> None:
-        self.segments = segments
-        self.buffer = bytearray(16 * _S * segments + 16)
-        # tensors born in inference mode could not be written to outside it
-        with torch.inference_mode(False):
-            self.words = torch.frombuffer(self.buffer, dtype=torch.int64)[: 2 * _S * segments].view(segments, 2, _S)
-            self.pairs = torch.empty(3, segments, _S, dtype=torch.float64, device="cpu")
-            # once the words are used up, their memory takes the normals
-            self.ordered = {dtype: self.words.view(dtype).view(-1)[: 2 * _S * segments] for dtype in (torch.float32, torch.float64)}
-            self.apart = {dtype: self.pairs.view(-1).view(dtype)[: 2 * _S * segments] for dtype in (torch.float32, torch.float64)}
-
-    def normals(self, segments: int, scale: float, dtype: torch.dtype) -> Tensor:
-        """The normals of the words in `buffer`, in the order of the stream."""
-        compiled = _compiled_normals(dtype)
-        if compiled is not None:
-            z = self.apart[dtype][: 2 * _S * segments]
-            compiled(self.words.data_ptr(), segments, scale, z.data_ptr())
-            return z
-        radius, cos, sin = self.pairs[:, :segments]
-        _box_muller(self.words[:segments], scale, radius, cos, sin)
-        z = self.ordered[dtype][: 2 * _S * segments]
-        z.view(segments, 2, _S)[:, 0].copy_(cos)
-        z.view(segments, 2, _S)[:, 1].copy_(sin)
-        return z
-
-
-_idle: list[_Scratch] = []  # as many as there ever were threads at once
-
-
-@contextmanager
-def _scratch(segments: int) -> Iterator[_Scratch]:
-    """Lend one that is big enough."""
-    try:
-        lent = _idle.pop()
-    except IndexError:
-        lent = _Scratch(segments)
-    if lent.segments < segments:
-        lent = _Scratch(segments)
-    try:
-        yield lent
-    finally:
-        _idle.append(lent)
+    _check_dtype(out.dtype)
+    _check(step, start, start + len(out))
+    interval("scale", scale, 0, math.inf, open_high=True, why="It is the std of the noise.")
+    if scale > 0 and out.requires_grad and out.is_leaf and torch.is_grad_enabled():
+        raise RuntimeError("out: requires grad and is a leaf, so it cannot change in place. Pass out.detach().")
 
 
 def _check(step: int, start: int, stop: int) -> None:

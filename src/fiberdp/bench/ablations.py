@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fiberdp import _random
+from fiberdp import _normals
 from fiberdp._random import Keys
 from fiberdp.bench.clock import interleaved
 from fiberdp.bench.models import Model
@@ -112,7 +112,7 @@ def step_ablations(model: Model, *, rounds: int, progress: Callable[[str], None]
 
 def noise_ablation(elements: int, *, rounds: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
     """The same for the noise; nothing where there is no compiler, or no AES in the processor."""
-    if _random._compiled_noise(torch.float32) is None:
+    if _normals.compiled_noise(torch.float32) is None:
         return []
     vector, stream = torch.zeros(elements), Keys.seeded(0).stream("noise")
 
@@ -120,7 +120,7 @@ def noise_ablation(elements: int, *, rounds: int, progress: Callable[[str], None
         def none(*dtype: torch.dtype) -> None:
             return None
 
-        with _set(_random, _compiled_noise=none, _compiled_normals=none, _compiled_keystream=none):
+        with _set(_normals, compiled_noise=none, compiled_normals=none, compiled_keystream=none):
             stream.add_normal_(vector, step=0, scale=1.0)
 
     functions = {"with": lambda: stream.add_normal_(vector, step=0, scale=1.0), "without": by_torch}
