@@ -80,6 +80,16 @@ def test_copies_and_averaged_weights_are_options_of_train(capsys):
     assert "Averaged weights: test 0." in out
 
 
+def test_exact_noise_is_an_option_of_train_for_white_noise(capsys):
+    code, out, err = run(capsys, "train", "digits", "--steps", "2", "--exact-noise", "--json")
+    record = json.loads(out)
+    assert (code, err, record["receipt"]["passed"]) == (0, "", True)
+    assert record["config"]["plan"]["method"]["mechanism"]["type"] == "gaussian-on-grid"
+    code, out, err = run(capsys, "train", "digits", "--steps", "2", "--exact-noise", "--method", "mf-dp-ftrl")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "white" in err
+
+
 def test_a_run_for_people_says_what_was_proved(capsys):
     pytest.importorskip("sklearn")
     code, out, err = run(capsys, *["train", "digits", "--steps", "3"])

@@ -16,7 +16,7 @@ from torch import nn
 import fiberdp
 from fiberdp._random import Keys
 from fiberdp.filters import KalmanAuto
-from fiberdp.mechanisms import Banded, CorrelatedGaussian, White
+from fiberdp.mechanisms import Banded, CorrelatedGaussian, White, WhiteOnGrid
 from fiberdp.methods import Method
 from fiberdp.moments import CALIBRATIONS, Exact, Steady
 from fiberdp.optim import AdamW, Constant, Optimizer
@@ -25,6 +25,7 @@ from grid import FEW
 
 MECHANISMS = [
     White(),
+    WhiteOnGrid(),
     Banded(bands=8),
     Banded(strategy="bsr", bands=4),
     Banded(strategy="bisr"),
@@ -67,7 +68,7 @@ def deviations(mechanism, changing, calibrations, filters=FILTERS):
 
 
 @pytest.mark.parametrize("changing", ["constant", "changing"])
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: getattr(m, "strategy", "white"))
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: getattr(m, "strategy", m.name))
 def test_exact_is_the_mean_of_v_hat_for_every_filter_behind_every_mechanism(mechanism, changing):
     for (filter, _, t), deviation in deviations(mechanism, changing, [Exact()]).items():
         assert abs(deviation) < LIMIT, (filter, t, deviation)
@@ -92,7 +93,7 @@ def test_a_stationary_phi_is_rejected_under_a_changing_clip_norm():
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: getattr(m, "strategy", "white"))
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: getattr(m, "strategy", m.name))
 @pytest.mark.parametrize("filter", [f for f in FILTERS if f.name in fiberdp.filters.FILTERS], ids=lambda f: f.name)
 def test_any_composition_proves_its_noise_and_trains(filter, mechanism, calibration):
     method = Method(filter=filter, mechanism=mechanism, calibration=CALIBRATIONS[calibration](), update=AdamW(lr=0.01))

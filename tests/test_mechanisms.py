@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fiberdp._random import Keys
-from fiberdp.mechanisms import Banded, Gaussian, White, correlated
+from fiberdp.mechanisms import Banded, Gaussian, GaussianOnGrid, White, WhiteOnGrid, correlated
 from fiberdp.mechanisms.banded import READS
+from fiberdp.mechanisms.on_grid import ALLOWANCE, grid_of
 from fiberdp.types import ClippedSum, Noise
 
 STREAM = Keys.seeded(3).stream("noise")
@@ -146,3 +147,62 @@ def test_prefix_sums_of_banded_noise_are_quieter_than_of_white_noise():
     sums = released(mechanism, 2000, 400).double().cumsum(0) / (SIGMA * C / B)
     assert float(sums.square().mean()) == pytest.approx(mechanism.strategy.error(), rel=0.1)
     assert mechanism.strategy.error() < 200.5 / 6
+
+
+# ---- exact arithmetic
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("d", [1, 3, 10_000])
+def test_releases_on_the_grid_are_whole_numbers_of_it_around_the_rounded_sum(d, dtype):
+    """And the noise is that of `Gaussian`, 2^-10 larger, rounded: within half of the grid."""
+    mechanism, grid = GaussianOnGrid(noise_multiplier=SIGMA, batch_size=B), grid_of(C, d)
+    assert ALLOWANCE * C / 4 < grid * math.sqrt(d) <= ALLOWANCE * C / 2
+    total = torch.randn(d, dtype=dtype)
+    value = mechanism.release(ClippedSum(total.clone(), C), STREAM, 5).value.double() * B
+    if dtype == torch.float64:  # in float32, the whole numbers themselves are rounded to 24 bits
+        assert torch.equal(value / grid, (value / grid).round())
+    std = SIGMA * C * (1 + ALLOWANCE)
+    noise = value - (total.double() / grid).round() * grid
+    ulp = 0 if dtype == torch.float64 else 2**-23 * (4 + 6 * std)
+    assert (noise - std * STREAM.normal(5, 0, d, dtype=torch.float64)).abs().max() <= grid / 2 + 2.0**-44 * std + ulp
+    assert mechanism.noise(C).std == pytest.approx(std / B)
+
+
+def test_rounding_to_the_grid_moves_neighbouring_sums_apart_by_less_than_the_allowance():
+    """The sums that gain most are those next to the middle between two points of the grid, in every coordinate."""
+    for d in (1, 7, 1000):
+        grid = grid_of(C, d)
+        direction = torch.ones(d, dtype=torch.float64) / math.sqrt(d)
+        one = torch.full((d,), 0.5 * grid * (1 - 1e-9), dtype=torch.float64)
+        other = one + C * direction
+        other = torch.where((other / grid) % 1 < 0.5, ((other / grid).floor() + 0.5 + 1e-6) * grid, other)  # rounds up
+        apart = grid * ((other / grid).round() - (one / grid).round())
+        assert float((other - one).norm()) <= C + grid * math.sqrt(d)
+        assert float(apart.norm()) <= float((other - one).norm()) + grid * math.sqrt(d) <= C * (1 + ALLOWANCE)
+
+
+def tells(mechanism) -> float:
+    """The share of releases of a sum of 0 of which one sees, in the last bits, that they are no release of a sum of 1.
+
+    Around 0, float32 holds numbers much finer than 2^-24.  1 + noise never gives one: near noise = -1 all it can give are multiples of it.
+    """
+    y = torch.cat([mechanism.release(ClippedSum(torch.zeros(10_000), 1.0), STREAM, t).value for t in range(5)])
+    one = torch.cat([mechanism.release(ClippedSum(torch.ones(10_000), 1.0), STREAM, t).value for t in range(5)])
+    multiple = lambda y: y.double() * 2**25 % 1 == 0  # noqa: E731
+    assert multiple(one[one.abs() < 0.5]).all()
+    return float(((y.abs() < 0.5) & ~multiple(y)).float().mean())
+
+
+def test_the_last_bits_of_a_float32_sum_tell_and_those_of_the_grid_do_not():
+    """A sum of 0 or 1 in 10,000 coordinates: of plain float32 releases an eighth gives it away, of those on the grid none."""
+    options = {"noise_multiplier": 1.0, "batch_size": 1}
+    assert tells(Gaussian(**options)) > 0.12
+    assert tells(GaussianOnGrid(**options)) == 0
+
+
+def test_on_the_grid_without_noise_the_sum_is_only_divided_and_an_infinite_clip_norm_is_refused_with_noise():
+    silent = WhiteOnGrid().gate(noise_multiplier=0.0, batch_size=B, steps=T, separation=1)
+    assert torch.equal(silent.release(ClippedSum(torch.full((3,), 1 / 3), math.inf), STREAM, 0).value, torch.full((3,), 1 / 3) / B)
+    with pytest.raises(ValueError, match="clip_norm=inf with noise"):
+        replace(silent, noise_multiplier=1.0).release(ClippedSum(torch.ones(3), math.inf), STREAM, 0)

@@ -72,7 +72,7 @@ def test_method_is_the_composition_of_methods_section_4(name):
 def test_names_in_json_are_the_papers_words():
     assert list(OBSERVATIONS) == ["one_point", "two_point"]
     assert {"identity", "ema", "innovation"} <= set(FILTERS)
-    assert list(MECHANISMS) == ["gaussian", "banded"]
+    assert list(MECHANISMS) == ["gaussian", "gaussian-on-grid", "banded"]
     assert list(CALIBRATIONS) == ["none", "raw", "steady", "exact"]
     assert set(UPDATES) == {"adamw", "sgd"}
     assert set(SCHEDULES) == {"warmup_cosine", "constant"}

@@ -13,6 +13,7 @@ from fiberdp import _validate
 from fiberdp._random import Keys
 from fiberdp.augmentation import NoAugmentation
 from fiberdp.checkpoint import load_checkpoint
+from fiberdp.mechanisms import White, WhiteOnGrid
 from fiberdp.methods import Method
 from fiberdp.methods import method as method_named
 from fiberdp.optim import EMAWeights
@@ -49,6 +50,7 @@ def fit(
     engine: str = "ghost",
     precision: str = "float32",
     micro_batch_size: int | None = None,
+    exact_noise: bool = False,
     unaccounted: bool = False,
     test: bool = True,
     reporter: Reporter | None = None,
@@ -58,7 +60,8 @@ def fit(
     What is None comes from the recipe.  method: a name of the table, or a composition (`fiberdp.Method`).  options: changes to a named
     method (lr, omega, kappa, …).  multiplicity: K augmented copies an example, by the recipe's augmentation unless the method has its
     own; averaging: decay of an average of the weights, evaluated and released beside them.  scaling: offset of a `SecondMoment` before
-    the clip.  out: the run directory, which must be new, or hold the run to `resume`; without it nothing is written.
+    the clip.  exact_noise: white noise in exact arithmetic (`WhiteOnGrid`).
+    out: the run directory, which must be new, or hold the run to `resume`; without it nothing is written.
     seed: derive every stream from it (reproducible, and not private
     against who knows it); by default keys are secret.  unaccounted: also keep raw training statistics, in the secret folder.
     test: evaluate on the test rows at the end (leave it out while tuning).
@@ -74,6 +77,8 @@ def fit(
         tuned = replace(tuned, averaging=EMAWeights(decay=averaging))
     if scaling is not None:
         tuned = replace(tuned, scaling=SecondMoment(offset=scaling))
+    if exact_noise:
+        tuned = replace(tuned, mechanism=_exact(tuned.mechanism))
     folder = _folder(out, resume)
     if epsilon is not None:
         _validate.positive("epsilon", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
@@ -127,6 +132,15 @@ def tuned_method(recipe: Recipe, method: str | Method, options: dict[str, Any]) 
     if options:
         raise ValueError(f"options {', '.join(options)} with a composed method: it already says everything. Use dataclasses.replace on it.")
     return method
+
+
+def _exact(mechanism: Any) -> WhiteOnGrid:
+    if not isinstance(mechanism, White):
+        raise ValueError(
+            f"exact_noise with noise {mechanism.name!r}: the noise must be white, because correlated noise is made of the past noise in "
+            "floating point, which no rounding makes exact. Choose a method with white noise, or leave exact_noise out."
+        )
+    return WhiteOnGrid()
 
 
 def _augmentation(recipe: Recipe, method: Method) -> Any:

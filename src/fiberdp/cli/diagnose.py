@@ -40,7 +40,7 @@ def attenuation_(
     beta: Annotated[float | None, typer.Option(help="Of alpha_beta.")] = None,
     sigma_s: Annotated[float | None, typer.Option(help="Of kalman.")] = None,
     sigma_r: Annotated[float | None, typer.Option(help="Of kalman.")] = None,
-    mechanism: Annotated[str, typer.Option(help="gaussian or banded.")] = "gaussian",
+    mechanism: Annotated[str, typer.Option(help="gaussian, gaussian-on-grid or banded.")] = "gaussian",
     bands: Annotated[int | None, typer.Option(help="Coefficients of the banded noise; 4 if left out.")] = None,
     recipe: Recipe = "digits",
     steps: Annotated[int | None, typer.Option(help="Of training; the filter's warm-up and 300 if left out.")] = None,

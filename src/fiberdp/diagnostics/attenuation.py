@@ -75,11 +75,12 @@ def filter_named(name: str, **options: Any) -> Filter:
 
 
 def mechanism_named(name: str, bands: int | None) -> Any:
-    if _validate.choice("mechanism", name, tuple(MECHANISMS)) == "gaussian":
-        if bands is not None:
-            raise ValueError(f"bands={bands} with mechanism='gaussian': white noise has none. Leave bands out, or use banded.")
-        return White()
-    return Banded(bands=4 if bands is None else bands)
+    cls = MECHANISMS[_validate.choice("mechanism", name, tuple(MECHANISMS))]
+    if cls is Banded:
+        return Banded(bands=4 if bands is None else bands)
+    if bands is not None:
+        raise ValueError(f"bands={bands} with mechanism={name!r}: white noise has none. Leave bands out, or use banded.")
+    return cls()
 
 
 def settling(filter: Any, noise: Noise = WHITE) -> int:
