@@ -572,11 +572,18 @@ def test_later_bits_decide_alike_from_any_float_error(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(_normals, "ERROR", 1.0)
             assert torch.equal(noise.add_rounded_normal_(torch.zeros(600), step=1, scale=scale, grid=1.0, start=700), fast)
+    words = noise.bits(1, 0, 1024)
+    for at in range(500, 520):  # at 2**100, a hundred later bits decide
+        pair = int(words[at % 512]), int(words[512 + at % 512])
+        right = exactly(pair, later_bits(noise.key, 5, 1, at % 512, 5), 2.0**100, at >= 512)
+        with mpmath.workprec(500):
+            assert noise._rounded(1, at, 2.0**100) == mpmath.nint(right)
     more = lambda level: (2**62, 2**61)  # noqa: E731
     for a in (0, 1, -1, 2**63 - 1, -(2**63)):
         for sine in (False, True):
-            right = exactly((a, 12345), [more(level) for level in range(5)], 2.0**30, sine)
-            assert _normals.decided(2.0**30, a, 12345, sine, more) == mpmath.nint(right)
+            right = exactly((a, 12345), [more(level) for level in range(5)], 2.0**100, sine)
+            with mpmath.workprec(500):
+                assert _normals.decided(2.0**100, a, 12345, sine, more) == mpmath.nint(right)
 
 
 def test_a_float64_that_could_be_wrong_is_left_open():
@@ -593,6 +600,11 @@ def test_a_float64_that_could_be_wrong_is_left_open():
                 found = scratch.rounded(1, 1000.5 / z * (1 + miss / z))[0]
                 assert bool(found.isnan()) == open_, (compiled, miss)
                 assert open_ or found == (1001 if miss > 0 else 1000)
+            scratch.words[:, 0], scratch.words[:, 1] = 3, angle  # a cell as wide as half of u: z within 0.11 of 9.27
+            z = math.sqrt(-2 * math.log(3 * 2.0**-63))
+            assert scratch.rounded(1, 9.45 / z)[0].isnan()
+            scratch.words[:, 0], scratch.words[:, 1] = 3, angle
+            assert scratch.rounded(1, 9.35 / z)[0] == 9
             scratch.words[:, 0] = 1  # the lowest cell reaches to 0, where z is infinite
             assert scratch.rounded(1, 1.0)[:512].isnan().all()
 
