@@ -22,7 +22,7 @@ from scipy.stats import norm
 
 from fiberdp.accounting import ACCOUNTANTS, epsilon, noise_multiplier
 from fiberdp.accounting.accountant import ORDERS
-from fiberdp.statement import account
+from fiberdp.statement import account, account_phases
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -363,3 +363,40 @@ def test_an_alternative_that_cannot_reach_the_target_is_left_out():
 def test_bad_statements_are_refused_in_one_line_that_names_what_was_given(changed, named):
     with pytest.raises(ValueError, match=rf"^{named}[^\n]*$"):
         account(**{**CIFAR10, "epsilon": 1, **changed})
+
+
+def test_phases_of_e26_are_one_statement():
+    """CASES E26: 500 steps at q = 0.01 with sigma 1, then 500 at q = 0.02 with sigma 2."""
+    phases = [(100, 500, 1.0), (200, 500, 2.0)]
+    stated = account_phases(phases, num_examples=10_000, delta=1e-5)
+    assert stated["epsilon"] == pytest.approx(1.61508, rel=1e-5)
+    assert stated["alternatives"]["rdp_improved"]["epsilon"] == pytest.approx(1.89461, rel=1e-5)
+    assert stated == {**account_phases(phases[::-1], num_examples=10_000, delta=1e-5), "phases": stated["phases"]}
+    assert (stated["steps"], stated["relation"]) == (1000, "add_or_remove_one")
+    one = account(num_examples=10_000, batch_size=100, steps=500, delta=1e-5, noise_multiplier=1.0)
+    assert account_phases(phases[:1], num_examples=10_000, delta=1e-5)["epsilon"] == one["epsilon"]
+
+
+def test_a_pass_that_a_phase_does_not_finish_is_paid_in_full():
+    """10 batches a pass of shuffled data: 15 + 1 steps are 3 passes, and no fourth."""
+    stated = account_phases([(100, 15, 3.0), (100, 1, 3.0)], num_examples=1000, delta=1e-5, sampling="shuffle")
+    whole = account(num_examples=1000, batch_size=100, steps=30, delta=1e-5, noise_multiplier=3.0, sampling="shuffle")
+    assert stated["epsilon"] == whole["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("phases", "named"),
+    [
+        ([], "phases=0"),
+        ([(0, 1, 1.0)], "batch_size"),
+        ([(1, 0, 1.0)], "steps"),
+        ([(1, 1, 0.0)], "noise_multiplier"),
+        ([(11, 1, 1.0)], "11"),
+    ],
+)
+def test_impossible_phases_are_refused_in_one_line(phases, named):
+    with pytest.raises(ValueError, match=named) as error:
+        account_phases(phases, num_examples=10, delta=1e-5)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="sampling"):
+        account_phases([(1, 1, 1.0)], num_examples=10, delta=1e-5, sampling="cyclic")

@@ -40,6 +40,17 @@ def test_account_the_other_way(capsys):
     assert "rdp_classic" in out
 
 
+def test_account_of_phases(capsys):
+    line = "account --num-examples 10000 --delta 1e-5 --phase 100,500,1 --phase 200,500,2"
+    code, out, err = run(capsys, *line.split(), "--json")
+    assert (code, err, json.loads(out)["steps"]) == (0, "", 1000)
+    code, out, _ = run(capsys, *line.split())
+    assert (code, "2 phases: 1000 steps" in out) == (0, True)
+    for more, named in (("--phase 1,2", "'1,2'"), ("--steps 3", "--steps"), ("--groups 3", "--groups"), ("--epsilon 1", "--epsilon")):
+        code, out, err = run(capsys, *line.split(), *more.split())
+        assert (code, out, err.count("\n"), named in err) == (2, "", 1, True)
+
+
 def test_recipes_lists_every_recipe(capsys):
     code, out, _ = run(capsys, "recipes", "--json")
     rows = json.loads(out)["recipes"]

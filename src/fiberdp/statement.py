@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fiberdp._validate import choice, count, interval, positive
 from fiberdp.accounting import ACCOUNTANTS, read_ledger
 from fiberdp.accounting import epsilon as price
 from fiberdp.accounting import noise_multiplier as calibrate
+from fiberdp.accounting.events import compose
+from fiberdp.sampling import SAMPLERS
 from fiberdp.sampling import sampler as sampler_named
 
 # The names scripts rely on: METHODS.md calls the two conversions improved and classic.
@@ -69,16 +72,6 @@ def account(
         return {"noise_multiplier": float(sigma), "epsilon": spent}
 
     stated = figures(main)
-    alternatives: dict[str, dict[str, float]] = {}
-    for name in ACCOUNTANTS:
-        if name == main:
-            if name != "pld":
-                alternatives[_ALTERNATIVE[name]] = dict(stated)
-            continue
-        try:
-            alternatives[_ALTERNATIVE[name]] = figures(name)
-        except ValueError:  # the inputs are valid, main priced them: this accountant cannot reach the target
-            continue
     return {
         **stated,
         "delta": delta,
@@ -89,8 +82,72 @@ def account(
         "batch_size": batch_size,
         "steps": steps,
         **({} if groups is None else {"groups": groups}),
-        "alternatives": alternatives,
+        "alternatives": _alternatives(main, stated, figures),
     }
+
+
+def account_phases(
+    phases: Sequence[tuple[int, int, float]],
+    *,
+    num_examples: int,
+    delta: float,
+    sampling: str = "poisson",
+    accountant: str | None = None,
+) -> dict[str, Any]:
+    """epsilon of a run whose batch size or noise changes on the way.
+
+    phases: (B, T, sigma) of each, in any order.  The rest as in `account`; cyclic sampling is left out, because its groups hold for a
+    whole run.  A pass of shuffled batches that a phase does not finish is paid in full.
+
+    Returns JSON values: epsilon, delta, relation, accountant, sampling, num_examples, steps of all, phases, and alternatives {name:
+    {epsilon}} by the other accountants.
+    Raises ValueError for anything out of range.
+
+    >>> account_phases([(1000, 50, 20.0), (1000, 200, 20.0)], num_examples=1000, delta=1e-5)["epsilon"] == account_phases(
+    ...     [(1000, 250, 20.0)], num_examples=1000, delta=1e-5)["epsilon"]
+    True
+    """
+    choice("sampling", sampling, tuple(name for name in SAMPLERS if name != "cyclic"))
+    interval("delta", delta, 0, 1, open_low=True, open_high=True, why="Choose it below 1/N, for example N^-1.1.")
+    count("phases", len(phases), why="A run has at least one phase.")
+    samplers = [sampler_named(sampling, num_examples, batch_size) for batch_size, _, _ in phases]
+    for _, steps, sigma in phases:
+        count("steps", steps, why="It is the number of steps of a phase, each of which releases a gradient.")
+        interval("noise_multiplier", sigma, 0, math.inf, open_low=True, open_high=True,
+                 why="Without noise epsilon is infinite. Give sigma = std / C.")  # fmt: skip
+    charges = [sampler.charge(sigma, steps) for sampler, (_, steps, sigma) in zip(samplers, phases)]
+    sampler = samplers[0]  # all have one relation
+    main = choice("accountant", sampler.accountant if accountant is None else accountant, ACCOUNTANTS)
+
+    def figures(name: str) -> dict[str, float]:
+        return {"epsilon": price(compose(charges), delta, relation=sampler.relation, accountant=name)}
+
+    stated = figures(main)
+    return {
+        **stated,
+        "delta": delta,
+        "relation": sampler.relation,
+        "accountant": main,
+        "sampling": sampling,
+        "num_examples": num_examples,
+        "steps": sum(steps for _, steps, _ in phases),
+        "phases": [{"batch_size": b, "steps": t, "noise_multiplier": sigma} for b, t, sigma in phases],
+        "alternatives": _alternatives(main, stated, figures),
+    }
+
+
+def _alternatives(main: str, stated: dict[str, float], figures: Callable[[str], dict[str, float]]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for name in ACCOUNTANTS:
+        if name == main:
+            if name != "pld":
+                found[_ALTERNATIVE[name]] = dict(stated)
+            continue
+        try:
+            found[_ALTERNATIVE[name]] = figures(name)
+        except ValueError:  # the inputs are valid, main priced them: this accountant cannot reach the target
+            continue
+    return found
 
 
 def account_ledger(path: str, *, unfinished: bool = False) -> dict[str, Any]:
