@@ -1,4 +1,4 @@
-"""docs/claims.md names tests that exist."""
+"""docs/claims.md and docs/pitfalls.md name tests that exist."""
 
 from __future__ import annotations
 
@@ -10,19 +10,30 @@ import pytest
 
 ROOT = Path(__file__).parent
 PAGE = ROOT.parent / "docs" / "claims.md"
-NAMED = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text())
+PITFALLS = PAGE.with_name("pitfalls.md")
+NAMED = {page.name: re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text()) for page in (PAGE, PITFALLS)}
 
 
-def test_the_page_names_tests():
-    assert len(NAMED) > 40
+def test_the_pages_name_tests():
+    assert all(len(named) > 40 for named in NAMED.values())
 
 
-@pytest.mark.parametrize(("file", "name"), sorted(set(NAMED)))
-def test_the_test_that_a_claim_names_exists(file, name):
+@pytest.mark.parametrize(("page", "file", "name"), sorted({(page, *named) for page, all_ in NAMED.items() for named in all_}))
+def test_the_test_that_a_claim_names_exists(page, file, name):
     path = ROOT / file
-    assert path.exists(), f"docs/claims.md names {file}, which does not exist"
+    assert path.exists(), f"docs/{page} names {file}, which does not exist"
     defined = {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
-    assert name in defined, f"docs/claims.md names {file}::{name}, which does not exist"
+    assert name in defined, f"docs/{page} names {file}::{name}, which does not exist"
+
+
+def test_every_pitfall_has_a_severity_and_a_test():
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in PITFALLS.read_text().splitlines() if line.startswith("| ")]
+    pitfalls = [row for row in rows if row[1] != "severity"]
+    assert len(pitfalls) > 30
+    for row in pitfalls:
+        assert len(row) == 5, row
+        assert row[1] in ("privacy", "result", "stop"), row
+        assert "::" in row[4], row
 
 
 def named_in_the_first_columns():
