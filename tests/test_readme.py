@@ -27,11 +27,13 @@ def test_the_python_block_runs(capsys):
     assert 2.97 < float(statement.split()[0]) <= 3.0
 
 
-def test_the_account_example_prints_what_it_shows(capsys):
-    (shown,) = re.findall(r"```\n\$ fiberdp (account --num.*?)```", README, re.DOTALL)
-    command, _, output = shown.partition("\n")
-    assert main(command.split()) == 0
-    assert capsys.readouterr().out.split() == output.split()
+def test_the_account_examples_print_what_they_show(capsys):
+    examples = re.findall(r"```\n\$ fiberdp (account --num.*?)```", README, re.DOTALL)
+    assert len(examples) == 2
+    for shown in examples:
+        command, _, output = shown.partition("\n")
+        assert main(command.split()) == 0
+        assert capsys.readouterr().out.split() == output.split()
 
 
 def test_the_method_table_names_every_method():
