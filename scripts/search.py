@@ -51,7 +51,7 @@ def trial(recipe: str, spec: str, seed: int, epochs: int | None, epsilon: float 
     import torch
 
     from fiberdp import fit
-    from fiberdp.cli.allocator import keep_freed_memory
+    from fiberdp._allocator import keep_freed_memory
 
     torch.set_num_threads(1)  # two processes of one thread do more than one process of two
     keep_freed_memory()

@@ -19,7 +19,7 @@ def trial(recipe: str, method: str, lr: float, seed: int, epochs: int | None) ->
     import torch
 
     from fiberdp import fit
-    from fiberdp.cli.allocator import keep_freed_memory
+    from fiberdp._allocator import keep_freed_memory
 
     torch.set_num_threads(1)  # two processes of one thread do more than one process of two
     keep_freed_memory()

@@ -27,8 +27,8 @@ def audit(
 
     Exit code 1 if the bound is above the accounted epsilon: then the run is not what its ledger says.
     """
+    from fiberdp._allocator import keep_freed_memory
     from fiberdp.auditing import audit_named
-    from fiberdp.cli.allocator import keep_freed_memory
     from fiberdp.cli.progress import progress
     from fiberdp.record import to_text
 

@@ -22,9 +22,9 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Time whole private steps beside plain forward and backward: one process, interleaved, medians, ratios."""
+    from fiberdp._allocator import keep_freed_memory
     from fiberdp.bench import MODELS, VARIANTS
     from fiberdp.bench import bench as measured
-    from fiberdp.cli.allocator import keep_freed_memory
     from fiberdp.record import to_text
 
     keep_freed_memory()

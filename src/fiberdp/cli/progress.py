@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fiberdp.run_directory import Reporter, Silent
+from fiberdp.workers import Observer, Unheard
 
 
 @contextmanager
@@ -85,3 +86,57 @@ def counter(what: str) -> Iterator[Callable[[int, int], None]]:
     with _bar() as bar:
         task = bar.add_task(what, total=None, so_far="")
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def runs(*, quiet: bool) -> Iterator[Observer]:
+    """Who watches many runs: a bar for all and one for each that is going on, on a terminal; else a line for each that ended."""
+    if sys.stderr.isatty():
+        with _bar() as bar:
+            yield _Bars(bar)
+    elif quiet:
+        yield Unheard()
+    else:
+        yield _Ends()
+
+
+class _Ends:
+    def planned(self, done: int, total: int) -> None:
+        self.done, self.total, self.started = done, total, time.monotonic()
+        self.new = 0
+        if done:
+            print(f"{done} of {total} runs are there", file=sys.stderr, flush=True)
+
+    def began(self, name: str, steps: int) -> None: ...
+    def stepped(self, name: str, step: int) -> None: ...
+
+    def ended(self, name: str, record: dict[str, Any]) -> None:
+        self.done, self.new = self.done + 1, self.new + 1
+        left = (time.monotonic() - self.started) / self.new * (self.total - self.done)
+        print(f"{self.done}/{self.total}  {name}  {_outcome(record)}, {left:.0f} s left", file=sys.stderr, flush=True)
+
+
+class _Bars:
+    def __init__(self, bar: Any) -> None:
+        self.bar, self.tasks = bar, {}
+
+    def planned(self, done: int, total: int) -> None:
+        self.all = self.bar.add_task("runs", total=total, completed=done, so_far="")
+
+    def began(self, name: str, steps: int) -> None:
+        self.tasks[name] = self.bar.add_task(name, total=steps, so_far="")
+
+    def stepped(self, name: str, step: int) -> None:
+        self.bar.update(self.tasks[name], completed=step)
+
+    def ended(self, name: str, record: dict[str, Any]) -> None:
+        self.bar.console.print(f"{name}  {_outcome(record)}")
+        self.bar.advance(self.all)
+        if name in self.tasks:
+            self.bar.remove_task(self.tasks.pop(name))
+
+
+def _outcome(record: dict[str, Any]) -> str:
+    result, test = record["result"], record["result"]["test"]
+    told = "" if test is None else f"test {test:.4f}, "
+    return f"{told}held-out {result['heldout']:.4f}, epsilon {record['privacy']['epsilon']:.3f}, {record['timing']['seconds']:.0f} s"

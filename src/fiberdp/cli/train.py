@@ -53,7 +53,7 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="The record as one JSON document on stdout.")] = False,
 ) -> None:
     """Train a recipe under differential privacy, with the noise proved first."""
-    from fiberdp.cli.allocator import keep_freed_memory
+    from fiberdp._allocator import keep_freed_memory
     from fiberdp.cli.progress import progress
     from fiberdp.experiment import fit
     from fiberdp.record import to_text

@@ -37,6 +37,7 @@ def digits() -> Recipe:
             "disk-corr": {"lr": 0.00125},
             "dp-adambc": {"lr": 0.00125},
         },
+        trials={"dp-sgd": 7, "dp-adamw": 7, "disk": 7, "fiber": 7, "fiber-plus": 4, "doppler": 10, "mf-dp-ftrl": 3},
         load=lambda data_dir: with_held_out(load_digits(), 240),
         build=mlp_digits,
         loss=classification_loss,

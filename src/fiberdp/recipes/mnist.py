@@ -39,6 +39,7 @@ def mnist_cnn() -> Recipe:
             "disk-corr": {"lr": 0.001},
             "dp-adambc": {"lr": 0.001},
         },
+        trials={"dp-sgd": 5, "dp-adamw": 5, "disk": 3, "fiber": 3, "fiber-plus": 5, "doppler": 6, "mf-dp-ftrl": 2},
         load=lambda data_dir: with_held_out(load_images(MNIST, data_dir), 5000),
         build=tramer_boneh_cnn,
         loss=classification_loss,
@@ -59,6 +60,7 @@ def fashion_cnn() -> Recipe:
         data=FASHION_MNIST.hub_name,
         paper="-",
         # tuned on held-out rows (results/search/); the other methods keep MNIST's
+        trials={},
         options={**mnist.options, "dp-sgd": {"lr": 1.0}, "dp-adamw": {"lr": 0.02}, "fiber-plus": {"lr": 0.02}},
         load=lambda data_dir: with_held_out(load_images(FASHION_MNIST, data_dir), 5000),
         augmentation=CropFlip(padding=2, flip=True),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Recipe:
     """load(data_dir) -> {"train", "heldout", "test"}, each {"image", "label"} with N rows.  build() -> the model, freshly initialised.
 
-    options: per method, what was tuned on the held-out rows (never on test), such as {"fiber": {"lr": 1e-3}}.
+    options: per method, what was tuned on the held-out rows (never on test), such as {"fiber": {"lr": 1e-3}}.  trials: by how many trials.
     row() -> a batch of one blank example, for its structure, so that the model can be checked without data; None: read from load.
     augmentation: how --multiplicity makes copies of an example; None if the task has no such way.  Used only when asked for.
     paper: where the paper's figure for this task stands, and the figure.  cpu_minutes: measured for `fiber` on 2 cores.
@@ -38,6 +38,7 @@ class Recipe:
     load: Callable[[str | None], dict[str, dict[str, Tensor]]]
     build: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Any], Tensor]
+    trials: Mapping[str, int] = field(default_factory=dict)
     augmentation: Any = None
     row: Callable[[], dict[str, Tensor]] | None = None
 

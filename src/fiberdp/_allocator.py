@@ -1,7 +1,7 @@
 """Keep freed memory in the process (glibc only).
 
 By default glibc returns large freed blocks to the system, and every step faults the same pages in again: on CNN5 that nearly
-doubles a step.  Only the command line does this: a library does not set its host's allocator.
+doubles a step.  Only processes of this library's own do this (the command line, workers): it does not set its host's allocator.
 """
 
 from __future__ import annotations

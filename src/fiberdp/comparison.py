@@ -1,0 +1,212 @@
+"""Methods side by side: each at every epsilon, with the same seeds, and what a few runs can say about their difference.
+
+OUT/runs/METHOD-epsEPSILON-seedSEED/    a run directory each; one that was interrupted is resumed, one that is there is read
+OUT/comparison.json, .md, .csv          rows and differences
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fiberdp import _validate
+from fiberdp.experiment import tuned_method
+from fiberdp.intervals import paired, summary
+from fiberdp.methods import METHODS
+from fiberdp.recipes import Recipe, recipe_named
+from fiberdp.record import to_text, versions, write_atomically
+from fiberdp.workers import Observer, Unheard, records
+
+NOTE = (
+    "Test accuracy at proven noise. Test rows are never trained on and stand outside epsilon, and so does tuning, which looked at "
+    "held-out rows. Seeds are 0, 1, …: the runs of one seed have the same initial weights and batches, so differences are paired. "
+    "± is the sample standard deviation over seeds; intervals are Student's t at 95 %."
+)
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One run of the comparison."""
+
+    method: str
+    epsilon: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-eps{self.epsilon:g}-seed{self.seed}"
+
+
+def compare(
+    recipe: str | Recipe,
+    *,
+    methods: Sequence[str],
+    epsilons: Sequence[float],
+    seeds: int = 3,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train `recipe` by every method at every epsilon, `seeds` times, and say how they compare.
+
+    methods: names of the table, each with the options that the recipe tuned for it.  The first is the one that the others are compared
+    with.  seeds: 0 .. seeds-1; keys follow from them, so these runs are reproducible and private against nobody who knows that.
+    out: keeps the runs; called again, it goes on where it stopped, and takes further methods, epsilons and seeds.  settings: of
+    `fiberdp.fit`, the same for all runs (epochs, steps, batch_size, clip_norm, data, engine, …).
+
+    Returns JSON values: rows [{method, epsilon, n, mean, std, ci95, trials, heldout, accuracies}], accuracy as a share; differences
+    [{method, against, epsilon, n, mean, std, ci95}], paired by seed; warnings; note; settings.
+    Raises ValueError, before anything is trained, for an unknown method or settings other than those that `out` was begun with.
+    """
+    chosen, folder = recipe_named(recipe), None if out is None else Path(out)
+    count = _validate.count("seeds", seeds, why="Each method is trained once for every seed.")
+    for what, given in (("methods", methods), ("epsilons", epsilons)):
+        if not given or len(set(given)) < len(given):
+            raise ValueError(f"{what}={','.join(map(str, given))}: at least one must be given, and none twice, because each is a row.")
+    for method in methods:
+        tuned_method(chosen, _validate.choice("methods", method, tuple(METHODS)), {})
+    for epsilon in epsilons:
+        _validate.positive("epsilons", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
+    kept = {"recipe": chosen.name} | {name: value for name, value in settings.items() if value is not None}
+    if folder is not None:
+        _begin(folder, kept)
+    cells = [Cell(method, float(epsilon), seed) for epsilon in epsilons for method in methods for seed in range(count)]
+    found = {cell.name: record for cell in cells if (record := _finished(folder, cell))}
+    jobs = {cell.name: _job(recipe, cell, folder, settings) for cell in cells if cell.name not in found}
+    named, watching = {cell.name: cell for cell in cells}, observer or Unheard()
+    watching.planned(len(found), len(cells))
+    for name, record in records(jobs, workers=workers, observer=watching):
+        found[name] = record
+    result = _compared({named[name]: record for name, record in found.items()}, list(methods), chosen) | {"settings": kept}
+    if folder is not None:
+        write_atomically(folder / "comparison.json", to_text(result | {"versions": versions()}))
+        write_atomically(folder / "comparison.md", markdown(result))
+        write_atomically(folder / "comparison.csv", table(result))
+    return result
+
+
+def _job(recipe: str | Recipe, cell: Cell, folder: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+    where = None if folder is None else folder / "runs" / cell.name
+    begun = where is not None and (where / "resume" / "checkpoint.safetensors").exists()
+    return {
+        "recipe": recipe, "method": cell.method, "epsilon": cell.epsilon, "seed": cell.seed, "out": where, "resume": begun, **settings,
+    }  # fmt: skip
+
+
+def _begin(folder: Path, settings: dict[str, Any]) -> None:
+    """Take a new folder, or one that was begun with the same settings."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file: it must be a folder for the runs. Choose another name.")
+    path, now = folder / "settings.json", json.loads(to_text(settings))
+    if path.exists():
+        before = json.loads(path.read_text())
+        for name in sorted({*before, *now}):
+            if before.get(name) != now.get(name):
+                raise ValueError(
+                    f"{name}={now.get(name)}: --out {folder} was begun with {before.get(name)}, and runs of one comparison must not "
+                    "differ in it. Repeat the options of the first call, or choose another --out."
+                )
+    elif folder.exists() and any(folder.iterdir()):
+        raise ValueError(
+            f"--out {folder} is not empty: it must be new, or hold a comparison, because nothing is overwritten. Choose another."
+        )
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, to_text(now))
+
+
+def _finished(folder: Path | None, cell: Cell) -> dict[str, Any] | None:
+    path = None if folder is None else folder / "runs" / cell.name / "record.json"
+    return json.loads(path.read_text()) if path and path.exists() else None
+
+
+def _compared(found: dict[Cell, dict[str, Any]], methods: list[str], recipe: Recipe) -> dict[str, Any]:
+    rows, differences = [], []
+    accuracy = {cell: record["result"]["test"] for cell, record in found.items()}
+    for epsilon in sorted({cell.epsilon for cell in found}):
+        for method in methods:
+            cells = sorted(cell for cell in found if (cell.method, cell.epsilon) == (method, epsilon))
+            rows.append(
+                {"method": method, "epsilon": epsilon}
+                | summary([accuracy[cell] for cell in cells])
+                | {
+                    "trials": recipe.trials.get(method),
+                    "heldout": summary([found[cell]["result"]["heldout"] for cell in cells])["mean"],
+                    "accuracies": [accuracy[cell] for cell in cells],
+                }
+            )
+            if method != methods[0]:
+                against = [accuracy[Cell(methods[0], epsilon, cell.seed)] for cell in cells]
+                differences.append(
+                    {"method": method, "against": methods[0], "epsilon": epsilon} | paired([accuracy[cell] for cell in cells], against)
+                )
+    failed = [cell.name for cell, record in found.items() if not record["receipt"]["passed"]]
+    assert not failed, failed  # a run whose receipt fails does not start
+    return {"rows": rows, "differences": differences, "warnings": _warnings(methods, recipe), "note": NOTE}
+
+
+def _warnings(methods: list[str], recipe: Recipe) -> list[str]:
+    trials = {method: recipe.trials.get(method, 0) for method in methods}
+    if len(set(trials.values())) == 1 and all(trials.values()):
+        return []
+    told = ", ".join(f"{method} {n}" for method, n in trials.items())
+    return [f"tuning trials differ ({told}): a difference between methods may be one of tuning."]
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f}"
+
+
+def lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    """method, epsilon, n, mean ± std, interval, trials; and the difference from the first method with its interval."""
+    differences = {(d["method"], d["epsilon"]): d for d in result["differences"]}
+    found = []
+    for row in result["rows"]:
+        d = differences.get((row["method"], row["epsilon"]))
+        found.append(
+            (
+                row["method"], f"{row['epsilon']:g}", str(row["n"]), f"{percent(row['mean'])} ± {percent(row['std'])}", _interval(row),
+                str(row["trials"] or 0), "" if d is None else f"{100 * d['mean']:+.2f} {_interval(d)}".strip(),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return "" if row["ci95"] is None else f"[{100 * row['ci95'][0]:.2f}, {100 * row['ci95'][1]:.2f}]"
+
+
+COLUMNS = ("method", "epsilon", "runs", "test, %", "95 % interval", "trials", "minus the first")
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table, what it means, and how it was made."""
+    rows = [COLUMNS, tuple("---" for _ in COLUMNS), *lines(result)]
+    settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
+    parts = [
+        f"# {result['settings']['recipe']}: methods compared",
+        "\n".join("| " + " | ".join(row) + " |" for row in rows),
+        *(f"Warning: {warning}" for warning in result["warnings"]),
+        result["note"],
+        f"Settings: {settings}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(result: dict[str, Any]) -> str:
+    """CSV: one line a method and epsilon, shares with all their digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", "epsilon", "n", "mean", "std", "ci95_low", "ci95_high", "trials", "heldout"])
+    for row in result["rows"]:
+        low, high = row["ci95"] or (None, None)
+        writer.writerow(
+            [row["method"], row["epsilon"], row["n"], row["mean"], row["std"], low, high, row["trials"], row["heldout"]]
+        )  # fmt: skip
+    return text.getvalue()
