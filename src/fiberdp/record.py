@@ -21,15 +21,15 @@ def to_text(value: Any, *, indent: int | None = 2) -> str:
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
 
 
-def lines_until(path: Path, step: int) -> list[str]:
+def lines_until(path: Path, step: int) -> list[bytes]:
     """The lines of a file of JSON objects in the order of their "step", as far as `step`; a torn last line is none, no file has none.
 
     Raises ValueError, in one line, if another line is not such an object.
     """
     kept = []
-    for number, line in enumerate(path.read_text().splitlines(keepends=True) if path.exists() else [], 1):
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True) if path.exists() else [], 1):
         try:
-            if not line.endswith("\n") or json.loads(line)["step"] > step:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
                 break
         except (ValueError, KeyError, TypeError):
             raise ValueError(

@@ -264,7 +264,7 @@ class RunDirectory:
         path = self.folder / "metrics.jsonl"
         if path.exists():
             kept = lines_until(path, step)
-            write_atomically(path, "".join(kept))
+            write_atomically(path, b"".join(kept))
             last = json.loads(kept[-1]) if kept else {}
             self.last = last if last.get("step") == self.run.plan.steps else {}
 

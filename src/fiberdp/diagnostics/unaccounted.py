@@ -19,7 +19,7 @@ class Unaccounted:
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
-        write_atomically(path, "".join(lines_until(path, step - 1)), mode=0o600)
+        write_atomically(path, b"".join(lines_until(path, step - 1)), mode=0o600)
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
 
