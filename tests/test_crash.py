@@ -479,6 +479,16 @@ def test_an_out_that_is_no_folder_is_one_line_and_exit_code_2(tmp_path, capsys, 
     assert files(tmp_path) == {"file": b"mine"}
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_output_that_does_not_fit_is_one_line_and_exit_code_1():
+    line = [sys.executable, "-m", "fiberdp", "recipes", "--json"]
+    env = {name: value for name, value in ENV.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("fiberdp: standard output could not be written (No space left on device)")
+
+
 # ---- damaged files ----
 
 

@@ -19,7 +19,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 def lock(descriptor: int) -> bool:
     """Take the open file for as long as `descriptor` is open; False if it is taken, by a process or a thread of this one.
 
-    The lock dies with the process, however it dies, and a program that the process starts does not inherit it.
+    The lock dies with the process, however it dies; a program that the process starts does not inherit it, a fork shares it.
     Edge cases: where there are no such locks (Windows, some network file systems) it is True, and nothing is held.
     """
     try:
@@ -52,8 +52,7 @@ def write_atomically(path: Path, payload: bytes | str, *, mode: int = 0o644) -> 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         try:
-            temporary.unlink(missing_ok=True)  # of a killed process with this number: its mode could be another
-            _write(temporary, os.O_EXCL, payload, mode, durable=True)
+            _write(temporary, os.O_TRUNC, payload, mode, durable=True)
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -70,13 +69,13 @@ def append(path: Path, text: str, *, mode: int = 0o644, durable: bool = True) ->
             sync_folder(path.parent)
 
 
-def make_folder(path: Path, *, mode: int = 0o777) -> None:
+def make_folder(path: Path) -> None:
     """Make `path`, and its parents, if they are not there; durably, or a power cut would take all that is in it."""
     if path.is_dir():
         return
     make_folder(path.parent)
     with writing(path):
-        path.mkdir(mode=mode, exist_ok=True)
+        path.mkdir(exist_ok=True)
         sync_folder(path.parent)
 
 

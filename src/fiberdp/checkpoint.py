@@ -25,7 +25,7 @@ FILE = "checkpoint.safetensors"
 
 def secret_folder(folder: Path) -> None:
     """Make it, or take it as it is, and let no one else in, whatever the umask is and its mode was."""
-    make_folder(folder, mode=0o700)
+    make_folder(folder)
     with writing(folder):
         folder.chmod(0o700)
 
