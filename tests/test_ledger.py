@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -389,3 +390,33 @@ def test_steps_charged_ahead_are_not_charged_twice_and_stop_with_the_plan(path):
         assert ledger.event(2) == SelfComposedDpEvent(STEP, 2)
         with pytest.raises(ValueError, match="step=2: charged with"):
             ledger.spend(2, OTHER)
+
+
+def test_a_ledger_has_one_writer(path):
+    """A second one on the same file is refused, a reader is not; closed, or given up, it is free."""
+    with Ledger(path) as first:
+        first.spend(0, STEP)
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match=r"another ledger writes to it[^\n]*$"):
+            Ledger(path)
+        assert read_ledger(path).events == [STEP]
+        assert path.read_bytes() == before
+        first.spend(1, STEP)
+    second = Ledger(path)
+    assert len(second) == 2
+    del second
+    spent(path, 3)
+    assert len(read_ledger(path).events) == 3
+
+
+def test_a_line_whose_fsync_failed_does_not_stay_to_be_taken_for_a_charge(path, monkeypatch):
+    """An fsync that failed may have given up what it was to write, and the next one succeeds without writing it."""
+    spent(path, 1)
+    before = path.read_bytes()
+    ledger = Ledger(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(OSError, match=r"ledger\.jsonl could not be written \(Input/output error\)") as error:
+            ledger.spend(1, STEP)
+    assert error.value.errno == errno.EIO
+    assert path.read_bytes() == before

@@ -148,7 +148,7 @@ def test_files_of_the_run_directory(tmp_path):
     found = sorted(p.relative_to(tmp_path / "a").as_posix() for p in (tmp_path / "a").rglob("*") if p.is_file())
     assert found == [
         "ledger.jsonl", "metrics.jsonl", "record.json", "release/config.json", "release/ledger_summary.json",
-        "release/model.safetensors", "resume/checkpoint.safetensors",
+        "release/model.safetensors", "resume/checkpoint.safetensors", "resume/lock",
     ]  # fmt: skip
     assert stat.S_IMODE((tmp_path / "a" / "resume").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "a" / "resume" / "checkpoint.safetensors").stat().st_mode) == 0o600

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from fiberdp import _validate
+from fiberdp._disk import make_folder, write_atomically
 from fiberdp.experiment import tuned_method
 from fiberdp.intervals import paired, summary
 from fiberdp.methods import METHODS
 from fiberdp.recipes import Recipe, recipe_named
-from fiberdp.record import to_text, versions, write_atomically
+from fiberdp.record import to_text, versions
 from fiberdp.workers import Observer, Unheard, records
 
 NOTE = (
@@ -117,7 +118,7 @@ def _begin(folder: Path, settings: dict[str, Any]) -> None:
             f"--out {folder} is not empty: it must be new, or hold a comparison, because nothing is overwritten. Choose another."
         )
     else:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_atomically(path, to_text(now))
 
 

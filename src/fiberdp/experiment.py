@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +15,14 @@ import torch
 from fiberdp import _validate
 from fiberdp._random import Keys
 from fiberdp.augmentation import NoAugmentation
-from fiberdp.checkpoint import load_checkpoint
+from fiberdp.checkpoint import load_checkpoint, require_checkpoint
 from fiberdp.mechanisms import White, WhiteOnGrid
 from fiberdp.methods import Method
 from fiberdp.methods import method as method_named
 from fiberdp.optim import EMAWeights
 from fiberdp.planning import plan
 from fiberdp.recipes import Recipe, recipe_named
-from fiberdp.run_directory import Reporter, RunDirectory, Silent
+from fiberdp.run_directory import Reporter, RunDirectory, Silent, only_writer, refuse_used
 from fiberdp.scaling import SecondMoment
 from fiberdp.trainer import Run
 
@@ -67,7 +70,8 @@ def fit(
     test: evaluate on the test rows at the end (leave it out while tuning).
 
     Guarantee: see `fiberdp.trainer.Run`.  The held-out and test metrics stand outside epsilon: their rows are never trained on.
-    Raises ValueError in one line for bad input, before anything is written.
+    Raises ValueError in one line for bad input, before anything is written, and for an `out` that another run is writing to; OSError in
+    one line if the disk refuses: what is in `out` can then be resumed.
     """
     chosen = recipe_named(recipe)
     tuned = tuned_method(chosen, method, options or {})
@@ -87,42 +91,48 @@ def fit(
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs={epochs}, steps={steps}: only one may be given, because each determines the other. Drop one.")
     target = _device(device)
-    if folder and resume and (folder / "record.json").exists():
-        raise ValueError(f"{folder} holds a finished run: there is nothing to resume. Its result is in record.json.")
+    with contextlib.ExitStack() as held:
+        saved, state = {}, {}
+        if folder and resume:
+            held.enter_context(only_writer(folder))
+            if (folder / "record.json").exists():
+                raise ValueError(f"{folder} holds a finished run: there is nothing to resume. Its result is in record.json.")
+            saved, state = load_checkpoint(folder / "resume")
 
-    rows = chosen.load(data)
-    num_examples = len(rows["train"]["label"])
-    agreed = plan(
-        method=tuned,
-        num_examples=num_examples,
-        batch_size=chosen.batch_size if batch_size is None else batch_size,
-        epochs=None if steps is not None else (chosen.epochs if epochs is None else epochs),
-        steps=steps,
-        epsilon=chosen.epsilon if epsilon is None else epsilon,
-        delta=num_examples**-1.1 if delta is None else delta,
-        clip_norm=chosen.clip_norm if clip_norm is None else clip_norm,
-        clip=clip,
-        sampling=sampling,
-        groups=groups,
-        accountant=accountant,
-    )
-    saved, state = load_checkpoint(folder / "resume") if folder and resume else ({}, {})
-    keys = Keys.from_json(state["keys"]) if state else (Keys.secret() if seed is None else Keys.seeded(seed))
-    config = {
-        "recipe": chosen.name, "method": tuned.name, "seed": seed, "device": device, "engine": engine, "precision": precision,
-        "plan": agreed.to_json(),
-    }  # fmt: skip
-    if state:
-        _same_run(state["config"], config)
-        micro_batch_size = micro_batch_size or state["micro_batch_size"]
-        engine = state["engine"]  # what "auto" chose may not change on the way
+        rows = chosen.load(data)
+        num_examples = len(rows["train"]["label"])
+        agreed = plan(
+            method=tuned,
+            num_examples=num_examples,
+            batch_size=chosen.batch_size if batch_size is None else batch_size,
+            epochs=None if steps is not None else (chosen.epochs if epochs is None else epochs),
+            steps=steps,
+            epsilon=chosen.epsilon if epsilon is None else epsilon,
+            delta=num_examples**-1.1 if delta is None else delta,
+            clip_norm=chosen.clip_norm if clip_norm is None else clip_norm,
+            clip=clip,
+            sampling=sampling,
+            groups=groups,
+            accountant=accountant,
+        )
+        keys = Keys.from_json(state["keys"]) if state else (Keys.secret() if seed is None else Keys.seeded(seed))
+        config = {
+            "recipe": chosen.name, "method": tuned.name, "seed": seed, "device": device, "engine": engine, "precision": precision,
+            "plan": agreed.to_json(),
+        }  # fmt: skip
+        if state:
+            _same_run(state["config"], config)
+            micro_batch_size = micro_batch_size or state["micro_batch_size"]
+            engine = state["engine"]  # what "auto" chose may not change on the way
 
-    model = chosen.fresh(keys, target)
-    run = Run(agreed, model, chosen.loss, rows["train"], keys=keys, engine=engine, precision=precision, micro_batch_size=micro_batch_size)
-    trained = RunDirectory(folder, run, config, chosen, rows, reporter or Silent(), unaccounted)
-    trained.prepare(saved, state)
-    trained.train()
-    return trained.finish(test)
+        model = chosen.fresh(keys, target)
+        run = Run(
+            agreed, model, chosen.loss, rows["train"], keys=keys, engine=engine, precision=precision, micro_batch_size=micro_batch_size
+        )
+        trained = RunDirectory(folder, run, config, chosen, rows, reporter or Silent(), unaccounted, held)
+        trained.prepare(saved, state)
+        trained.train()
+        return trained.finish(test)
 
 
 def tuned_method(recipe: Recipe, method: str | Method, options: dict[str, Any]) -> Method:
@@ -160,13 +170,21 @@ def _folder(out: str | Path | None, resume: bool) -> Path | None:
             raise ValueError("resume without --out: the run directory must be named, because the checkpoint lies in it. Give --out DIR.")
         return None
     folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file: it must be a folder for the run's files. Choose another name.")
-    if not resume and folder.exists() and any(folder.iterdir()):
+    try:
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            raise ValueError(f"--out {folder}: {nearest} is a file: a run directory must be a folder. Choose another name.")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"{nearest} may not be written to")
+        if resume:
+            require_checkpoint(folder / "resume")
+        else:
+            refuse_used(folder)
+    except OSError as error:
         raise ValueError(
-            f"--out {folder} is not empty: a new run needs a new folder, because mixing two runs' ledgers would falsify both. "
-            "Choose another, or continue the run in it with --resume."
-        )
+            f"--out {folder} cannot be used ({error.strerror}): the ledger must be on disk before each release. Give write access, or "
+            "choose another folder."
+        ) from error
     return folder
 
 

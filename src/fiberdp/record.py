@@ -1,4 +1,4 @@
-"""The run's public record, and files that are either the old one or the new one, never half of it."""
+"""The run's public record: what it depends on, in JSON that any parser reads."""
 
 from __future__ import annotations
 
@@ -16,30 +16,27 @@ from typing import Any
 from fiberdp._version import __version__
 
 
-def write_atomically(path: Path, payload: bytes | str, *, mode: int = 0o644) -> None:
-    """Write beside `path`, fsync, rename over it, fsync the folder."""
-    data = payload.encode() if isinstance(payload, str) else payload
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def to_text(value: Any, *, indent: int | None = 2) -> str:
     """JSON that any parser reads: an infinite or undefined number becomes null."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+
+
+def lines_until(path: Path, step: int) -> list[bytes]:
+    """The lines of a file of JSON objects in the order of their "step", as far as `step`; a torn last line is none, no file has none.
+
+    Raises ValueError, in one line, if another line is not such an object.
+    """
+    kept = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True) if path.exists() else [], 1):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"{path}: line {number} is not what a run writes there: a resumed run goes on with this file. Restore it, or remove it."
+            ) from None
+        kept.append(line)
+    return kept
 
 
 def _finite(value: Any) -> Any:

@@ -7,13 +7,17 @@
     release/         model.safetensors (averaged.safetensors), config.json, ledger summary   public, written at the end
 
 Order of writing: the checkpoint of step 0 (the keys) before the first line of the ledger; metrics before the checkpoint that
-covers them; release/ before record.json, which says that the run is complete.
+covers them; release/ before record.json, which says that the run is complete.  Each is on disk before the next begins, so that
+what a crash, a power cut or a full disk leaves can be resumed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,13 +25,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from fiberdp._disk import append, lock, make_folder, sweep, write_atomically, writing
 from fiberdp.accounting import Ledger
-from fiberdp.checkpoint import save_checkpoint
+from fiberdp.checkpoint import save_checkpoint, secret_folder
 from fiberdp.diagnostics.unaccounted import Unaccounted
 from fiberdp.evaluation import evaluate
 from fiberdp.planning import Plan
 from fiberdp.recipes import Recipe
-from fiberdp.record import peak_mib, to_text, versions, write_atomically
+from fiberdp.record import lines_until, peak_mib, to_text, versions
 from fiberdp.trainer import Run
 
 CHECKPOINT_SECONDS = 60.0
@@ -48,8 +53,39 @@ class Silent:
     def evaluated(self, line: dict[str, Any], steps: int) -> None: ...
 
 
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold the run directory, and clear it of what a killed process had half written; ValueError if another run holds it."""
+    secret_folder(folder / "resume")
+    path = folder / "resume" / "lock"
+    with writing(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with writing(path):
+            free = lock(descriptor)
+        if not free:
+            raise ValueError(
+                f"--out {folder} belongs to a run that is still going on: a run directory has one writer at a time, because a step that "
+                "two processes release would be charged once. Wait for its end, or choose another --out."
+            )
+        sweep(folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def refuse_used(folder: Path) -> None:
+    """ValueError unless a run may begin here: the folder is new or empty, or what was begun there never came to its first checkpoint."""
+    found = (path.relative_to(folder) for path in folder.rglob("*"))
+    if any(not any(path.match(left) for left in ("resume", "resume/lock", "resume/.*.tmp")) for path in found):
+        raise ValueError(
+            f"--out {folder} is not empty: a new run needs a new folder, because mixing two runs' ledgers would falsify both. "
+            "Choose another, or continue the run in it with --resume."
+        )
+
+
 class RunDirectory:
-    """The bookkeeping around one Run."""
+    """The bookkeeping around one Run.  held: what is to be given back at its end."""
 
     def __init__(
         self,
@@ -60,9 +96,10 @@ class RunDirectory:
         rows: dict[str, Any],
         reporter: Reporter,
         unaccounted: bool,
+        held: contextlib.ExitStack,
     ) -> None:
         self.folder, self.run, self.config, self.recipe, self.rows = folder, run, config, recipe, rows
-        self.reporter, self.unaccounted = reporter, unaccounted
+        self.reporter, self.unaccounted, self.held = reporter, unaccounted, held
         self.seconds = 0.0
         self.last: dict[str, Any] = {}
         self.fingerprint = run.source.fingerprint() if folder else ""
@@ -82,7 +119,7 @@ class RunDirectory:
             memory = {name: t for name, t in saved.items() if name.startswith("noise.")}
             run.pipeline.load_noise_memory({name.removeprefix("noise."): t for name, t in memory.items()})
             run.optimizer.load_state_dict({name: t for name, t in saved.items() if name not in memory}, state["step"])
-            run.ledger = Ledger(self.folder / "ledger.jsonl", run.plan.terms)
+            run.ledger = self._ledger()
             if len(run.ledger) < state["step"]:
                 raise ValueError(
                     f"the ledger has {len(run.ledger)} lines, the checkpoint is at step {state['step']}: every step "
@@ -91,9 +128,10 @@ class RunDirectory:
             self.seconds = state["seconds"]
             self._rewind_metrics(state["step"])
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.held.enter_context(only_writer(self.folder))
+            refuse_used(self.folder)  # again: another run may have begun and ended here meanwhile
             self._checkpoint()  # the keys are on disk before the first release uses them
-            run.ledger = Ledger(self.folder / "ledger.jsonl", run.plan.terms)
+            run.ledger = self._ledger()
 
     def train(self) -> None:
         run, plan = self.run, self.run.plan
@@ -164,7 +202,7 @@ class RunDirectory:
         }
         if self.folder:
             release = self.folder / "release"
-            release.mkdir(exist_ok=True)
+            make_folder(release)
             write_atomically(release / "model.safetensors", save(run.flat.state_dict(run.flat.theta)))
             if run.optimizer.theta_bar is not None:
                 write_atomically(release / "averaged.safetensors", save(run.flat.state_dict(run.optimizer.theta_bar)))
@@ -172,6 +210,10 @@ class RunDirectory:
             write_atomically(release / "ledger_summary.json", to_text(record["privacy"]))
             write_atomically(self.folder / "record.json", to_text(record))
         return record
+
+    def _ledger(self) -> Ledger:
+        assert self.folder is not None
+        return self.held.enter_context(Ledger(self.folder / "ledger.jsonl", self.run.plan.terms))
 
     def _line(self, done: int, lr: float) -> dict[str, Any]:
         plan = self.run.plan
@@ -198,8 +240,7 @@ class RunDirectory:
     def _evaluate(self, done: int, lr: float) -> None:
         self.last = self._line(done, lr)
         if self.folder:
-            with (self.folder / "metrics.jsonl").open("a") as file:
-                file.write(to_text(self.last, indent=None) + "\n")
+            append(self.folder / "metrics.jsonl", to_text(self.last, indent=None) + "\n")
         self.reporter.evaluated(self.last, self.run.plan.steps)
 
     def _checkpoint(self) -> None:
@@ -222,13 +263,10 @@ class RunDirectory:
         assert self.folder is not None
         path = self.folder / "metrics.jsonl"
         if path.exists():
-            kept = []
-            for line in path.read_text().splitlines(keepends=True):
-                if not line.endswith("\n") or (entry := json.loads(line))["step"] > step:
-                    break
-                kept.append(line)
-                self.last = entry if entry["step"] == self.run.plan.steps else {}
-            write_atomically(path, "".join(kept))
+            kept = lines_until(path, step)
+            write_atomically(path, b"".join(kept))
+            last = json.loads(kept[-1]) if kept else {}
+            self.last = last if last.get("step") == self.run.plan.steps else {}
 
 
 def _warnings(clamp_mass: float | None, calibration: Any) -> list[str]:

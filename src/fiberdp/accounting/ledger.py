@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fiberdp._disk import lock, sync_folder, writing
 from fiberdp._validate import count
 from fiberdp.accounting.accountant import ACCOUNTANTS, RELATIONS
 from fiberdp.accounting.events import compose, from_json, mechanisms, to_json
@@ -69,15 +70,16 @@ class LedgerFile:
 class Ledger:
     """Append-only record of what each step was charged; opening an existing file goes on where it ends.
 
-    path: the file, in a folder that exists, with one writer at a time; None keeps the charges in memory, for a run
-    that leaves nothing behind.  terms: delta, relation and accountant, written first, so that epsilon follows from the file alone.
+    path: the file, in a folder that exists, locked until the ledger is closed (see `fiberdp._disk.lock`); None keeps the charges in
+    memory, for a run that leaves nothing behind.  terms: delta, relation and accountant, written first, so that epsilon follows from the
+    file alone.
 
     Guarantee: with a path, when `spend` returns, the charge survives a crash of the process or the machine.
     Edge cases: a last line without a newline is cut off on opening: the write did not complete, so `spend` did
-    not return and nothing was released.  After a failed write the ledger is closed, and opening it again reads
+    not return and nothing was released.  A failed write is cut off, and the ledger closed; opening it again reads
     what the disk really holds.
     Raises ValueError, with the line number, if any complete line is not what was written there, or does not continue the one before it;
-    and for other terms than those of the file.
+    for other terms than those of the file; and for a file that another ledger holds.  OSError, in one line, if the disk refuses.
 
     >>> import tempfile
     >>> from dp_accounting import GaussianDpEvent
@@ -89,27 +91,16 @@ class Ledger:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, terms: dict[str, Any] | None = None) -> None:
-        self._path = None if path is None else Path(path)
         self._fd: int | None = None
+        self._path = None if path is None else Path(path)
         self._file = LedgerFile()
         self._together = 1  # steps charged at a time
         if self._path is None:
             self._begin(terms)
             return
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            data = self._path.read_bytes()
-            self._file, tail = _parse(data, self._path)
-            if not self._file.chained:
-                raise ValueError(
-                    f"{self._path}: line 1 has no chain: it was written before lines were chained, and is not continued, because an "
-                    "edited line of it could not be told. Start the run in a new folder."
-                )
-            if tail:  # cut off, not counted: its fsync never returned, so its step was never released
-                os.ftruncate(self._fd, len(data) - len(tail))
-            # Also without a tail: a killed process may have left its last line, or the file itself, unsynced.
-            os.fsync(self._fd)
-            _sync_folder(self._path.parent)
+            with writing(self._path):
+                self._open(self._path)
             if self._file.lines == 0:
                 self._begin(terms)
             elif terms is not None and self._file.terms != terms:
@@ -120,6 +111,26 @@ class Ledger:
         except BaseException:
             self.close()
             raise
+
+    def _open(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        if not lock(self._fd):
+            raise ValueError(
+                f"{path}: another ledger writes to it, in this process or another: one may at a time, because a step that both release "
+                "would be charged once. Close the other, or wait for its run to end."
+            )
+        data = path.read_bytes()
+        self._file, tail = _parse(data, path)
+        if not self._file.chained:
+            raise ValueError(
+                f"{path}: line 1 has no chain: it was written before lines were chained, and is not continued, because an "
+                "edited line of it could not be told. Start the run in a new folder."
+            )
+        if tail:  # cut off, not counted: its fsync never returned, so its step was never released
+            os.ftruncate(self._fd, len(data) - len(tail))
+        # Also without a tail: a killed process may have left its last line, or the file itself, unsynced.
+        os.fsync(self._fd)
+        sync_folder(path.parent)
 
     def _begin(self, terms: dict[str, Any] | None) -> None:
         if terms is not None:
@@ -180,20 +191,23 @@ class Ledger:
             body = json.dumps(record).encode()
             chain = _next(chain, body)
             lines += body[:-1] + f', "chain": "{chain}"}}\n'.encode()
-        if self._fd is not None:
-            self._write(lines)
+        if self._path is not None:
+            self._write(self._path, lines)
         self._file.chain, self._file.lines = chain, self._file.lines + len(records)
 
-    def _write(self, lines: bytes) -> None:
+    def _write(self, path: Path, lines: bytes) -> None:
         assert self._fd is not None
-        began = time.perf_counter()
+        began, before = time.perf_counter(), os.fstat(self._fd).st_size
         try:
-            written = os.write(self._fd, lines)
-            if written != len(lines):
-                raise OSError(f"{self._path}: only {written} of {len(lines)} bytes could be written. Free some space.")
-            os.fsync(self._fd)
+            with writing(path):
+                if (written := os.write(self._fd, lines)) != len(lines):
+                    raise OSError(f"only {written} of {len(lines)} bytes")
+                os.fsync(self._fd)
         except BaseException:
-            self.close()  # what is on disk is unknown now
+            # Nothing is released.  What a failed fsync leaves in memory no later one need write, so it may not stay to be read as a charge.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, before)
+            self.close()
             raise
         self._together = max(1, min(MOST_AHEAD, math.ceil((time.perf_counter() - began) / AIM)))
 
@@ -206,6 +220,9 @@ class Ledger:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> Ledger:
         return self
@@ -286,12 +303,3 @@ def _terms(terms: Any) -> dict[str, Any]:
 
 def _next(chain: str, body: bytes) -> str:
     return hashlib.sha256(chain.encode() + body).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the entry of a new file durable: fsync of the file alone does not."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fiberdp import _validate
+from fiberdp._disk import write_atomically
 from fiberdp.bench.ablations import noise_ablation, step_ablations
 from fiberdp.bench.clock import interleaved
 from fiberdp.bench.memory import give_back, peak_mib
@@ -21,7 +22,7 @@ from fiberdp.bench.models import MODELS as STEP_MODELS
 from fiberdp.bench.steps import row, step_rows
 from fiberdp.bench.update import update_variants
 from fiberdp.bench.variants import BASELINE, VARIANTS
-from fiberdp.record import package_version, to_text, versions, write_atomically
+from fiberdp.record import package_version, to_text, versions
 
 MODELS = (*STEP_MODELS, "update")
 

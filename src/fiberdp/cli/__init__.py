@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code: 0, 2 for bad input, 1 for a failure.  Errors are one line on stderr."""
     try:
         result = app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="fiberdp", standalone_mode=False)
+        _flush()
         return result if isinstance(result, int) else 0
     except _USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a command without its subcommand: the message is its help page
@@ -52,9 +55,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, ImportError) as error:
         return _fail(str(error), 2)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            _flush()
         return _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted: the run can be continued with --resume if it has an --out.", 1)
+
+
+def _flush() -> None:
+    """Say now what could not be printed, on a full disk or to a reader that is gone: the interpreter's end would say it in a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise OSError(f"standard output could not be written ({error.strerror}): it is lost, files are whole. Print elsewhere.") from error
 
 
 def _fail(message: str, code: int) -> int:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fiberdp.record import to_text, versions, write_atomically
+from fiberdp._disk import make_folder, write_atomically
+from fiberdp.record import to_text, versions
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 """Colours that the colour-blind can tell apart (Okabe and Ito)."""
@@ -64,7 +65,7 @@ def write(folder: Path, name: str, found: dict[str, Any], module: Any) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / f"{name}.json", to_text(found | {"versions": versions()}))
     write_atomically(folder / f"{name}.md", text(name, found, module.tables(found), module.TEXT))
     with rc_context(STYLE):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fiberdp.record import to_text, write_atomically
+from fiberdp._disk import append, write_atomically
+from fiberdp.record import lines_until, to_text
 
 
 class Unaccounted:
-    """Raw statistics of each step: batch size, mean loss, share of examples clipped.  They are NOT private, hence resume/."""
+    """Raw statistics of each step: batch size, mean loss, share of examples clipped.  They are NOT private, hence resume/.
+
+    Lines from `step` on are dropped, a torn last one too: a resumed run writes them again.
+    """
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
-        kept = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["step"] < step] if path.exists() else []
-        write_atomically(path, "".join(kept), mode=0o600)
+        write_atomically(path, b"".join(lines_until(path, step - 1)), mode=0o600)
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
 
@@ -35,6 +37,5 @@ class Unaccounted:
             "clipped": float((norms > clip_norm).float().mean()) if len(norms) else None,
             "silenced": int((~norms.isfinite()).sum()),
         }
-        with self.path.open("a") as file:
-            file.write(to_text(line, indent=None) + "\n")
+        append(self.path, to_text(line, indent=None) + "\n", mode=0o600, durable=False)
         self.losses, self.norms = [], []
