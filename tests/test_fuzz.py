@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
+import math
 import random
+import struct
 import time
+import zlib
+from datetime import date
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
+import typer
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 import fiberdp
+from fiberdp import cli
 from fiberdp.accounting import Ledger, read_ledger
 from fiberdp.checkpoint import load_checkpoint, save_checkpoint
 from fiberdp.cli import main
 from fiberdp.planning import Plan
+from fiberdp.recipes.data import ImageSource, load_images
+
+pyarrow = pytest.importorskip("pyarrow", reason="needs the recipes extra")
+parquet = pytest.importorskip("pyarrow.parquet", reason="needs the recipes extra")
+Image = pytest.importorskip("PIL.Image", reason="needs the recipes extra")
 
 SECONDS = 5.0
 VALUES = [
@@ -83,8 +98,11 @@ def mutated(tree, rng: random.Random):
     return tree
 
 
-def one_line(call, *arguments) -> bool:
-    """Does it return, or say what is wrong in one line?  Fails for any other exception, and for more than 5 s."""
+def one_line(call, *arguments, expected: str = "") -> bool:
+    """Does it return, or say what is wrong in one line?  Fails for any other exception, and for more than 5 s.
+
+    expected: part of what it says.
+    """
     began = time.monotonic()
     try:
         call(*arguments)
@@ -92,6 +110,7 @@ def one_line(call, *arguments) -> bool:
         message = "accepted"
     except (ValueError, OSError) as error:
         message, accepted = str(error), False
+        assert expected in message
     assert message
     assert "\n" not in message
     assert time.monotonic() - began < SECONDS
@@ -141,6 +160,155 @@ def test_1500_damaged_checkpoints(tmp_path):
     assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")) == ["resume", f"resume/{path.name}"]
 
 
+TINY = ImageSource("nobody/tiny", "tiny", "image", "label", num_classes=3)
+
+
+def png(pixels) -> dict:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def images(count: int, side: int = 4) -> list[dict]:
+    return [png(pixels) for pixels in np.random.default_rng(side).integers(0, 256, (count, side, side), dtype=np.uint8)]
+
+
+def write_table(path: Path, **columns) -> None:
+    parquet.write_table(pyarrow.table(columns), path)
+
+
+def write_splits(folder: Path, rows: list[dict]) -> Path:
+    """A right data set; returns the file of its training rows."""
+    folder.mkdir(exist_ok=True)
+    for split in ("test", "train"):
+        write_table(folder / f"{split}-0.parquet", image=rows, label=[i % 3 for i in range(len(rows))])
+    return folder / "train-0.parquet"
+
+
+def test_600_damaged_parquet_files(tmp_path):
+    path = write_splits(tmp_path, images(6))
+    whole, rng, right = path.read_bytes(), random.Random(4), load_images(TINY, tmp_path)
+    accepted = 0
+    for _ in range(600):
+        path.write_bytes(damaged(whole, rng))
+        accepted += one_line(load_images, TINY, tmp_path, expected="train")  # the file or the split is named
+    assert 0 < accepted < 300
+    path.write_bytes(whole)
+    assert torch.equal(load_images(TINY, tmp_path)["train"]["image"], right["train"]["image"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["test-0.parquet", "train-0.parquet"]
+
+
+def test_400_damaged_images_in_whole_files(tmp_path):
+    """PNG, JPEG and WebP are read; of what Pillow reads besides, some would start a program or print."""
+    path, rng = write_splits(tmp_path, images(6)), random.Random(5)
+    pixels, accepted = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4)), {}
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "EPS", "PPM"):
+        buffer = io.BytesIO()
+        pixels.save(buffer, kind)
+        write_table(path, image=[{"bytes": buffer.getvalue()}], label=[0])
+        accepted[kind] = [one_line(load_images, TINY, tmp_path)]
+        for _ in range(50):
+            write_table(path, image=[{"bytes": damaged(buffer.getvalue(), rng)}], label=[0])
+            accepted[kind].append(one_line(load_images, TINY, tmp_path))
+    assert [kind for kind, right in accepted.items() if any(right)] == ["PNG", "JPEG"]  # a WebP is RGB, as the other split is not
+    assert not all(accepted["PNG"])
+
+
+def header(width: int, height: int) -> dict:
+    """A PNG of any size that holds next to nothing."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    start = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return {"bytes": b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")}
+
+
+def wrong_tables() -> dict[str, Any]:
+    """By what is wrong: the columns of a well-formed file, or a whole table."""
+    good, labels = images(6), pyarrow.array([0, 1, 2, 0, 1, 2])
+    whole = pyarrow.table({"image": good, "label": labels})
+
+    def both(image: Any = good, label: Any = labels) -> Any:
+        return pyarrow.table({"image": image, "label": label})
+
+    sizes = ((30_000, 30_000), (20_000, 5_000), (65_535, 65_535), (2**31 - 1, 1), (0, 4), (4, 5))
+    return {
+        **{f"an image of {w} x {h}": both([header(w, h), *good[1:]]) for w, h in sizes},
+        **{f"row {row} of {side} pixels": both([*good[:row], *images(1, side), *good[row + 1 :]]) for row in (1, 5) for side in (1, 3, 5)},
+        **{f"label {label}": both(label=pyarrow.array([0, 1, 2, 0, 1, label], kind)) for label, kind in (
+            (3, "int64"), (-1, "int64"), (-(2**63), "int64"), (2**63, "uint64"), (2**64 - 1, "uint64"), (127, "int8"),
+            (math.nan, "float64"), (1.0, "float32"), (None, "int64"),
+        )},
+        "labels of bool": both(label=[True] * 6), "labels of text": both(label=list("012012")), "no labels": both(label=[None] * 6),
+        "lists of labels": both(label=[[0]] * 6), "labels that are images": both(label=good), "dates": both(label=[date(2000, 1, 1)] * 6),
+        "a null image": both([None, *good[1:]]), "all images null": both([None] * 6),
+        "null bytes": both([{"bytes": None, "path": "x"}] * 6),
+        "text": both([{"bytes": "text"}] * 6), "lists": both([{"bytes": [1, 2]}] * 6), "numbers": both([{"bytes": 1}] * 6),
+        "no bytes": both([{"path": "x"}] * 6), "binary": both([b"x"] * 6), "empty bytes": both([{"bytes": b""}] * 6),
+        "no image": both([{"bytes": b"no image" * 100}] * 6), "a path only": both([{"bytes": None, "path": "/dev/zero"}] * 6),
+        "no image column": whole.drop_columns("image"), "no label column": whole.drop_columns("label"),
+        "other names": whole.rename_columns(["img", "y"]),
+        "no columns": pyarrow.table({}), "no rows": whole.slice(0, 0),
+        "two columns of a name": pyarrow.table([whole["image"], whole["label"], whole["label"]], names=["image", "label", "label"]),
+    }  # fmt: skip
+
+
+def with_metadata() -> list[Any]:
+    """Right rows whose file says something else of its columns."""
+    table = pyarrow.table({"image": images(6), "label": [0, 1, 2, 0, 1, 2]})
+    said = ["not json", "[]", "{}", "null", '{"info": []}', '{"info": {"features": {"image": {"_type": "Nope"}}}}',
+            '{"info": {"features": {"image": {"_type": "Value", "dtype": "zzz"}, "label": 1}}}']  # fmt: skip
+    return [table.replace_schema_metadata({"huggingface": text}) for text in said]
+
+
+def test_well_formed_parquet_files_with_wrong_rows(tmp_path, recwarn):
+    path = write_splits(tmp_path, images(6))
+    for what, table in wrong_tables().items():
+        parquet.write_table(table, path)
+        assert not one_line(load_images, TINY, tmp_path), what
+    for table in with_metadata():
+        parquet.write_table(table, path)
+        assert one_line(load_images, TINY, tmp_path), table.schema.metadata
+    path.write_bytes(b"")
+    assert not one_line(load_images, TINY, tmp_path)
+    path.unlink()
+    assert not one_line(load_images, TINY, tmp_path)  # no file
+    path.mkdir()
+    assert not one_line(load_images, TINY, tmp_path)
+    assert not list(recwarn)
+
+
+def test_train_refuses_wrong_data_in_one_line_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path, rng = write_splits(tmp_path / "data", images(6, 28)), random.Random(6)
+    whole = path.read_bytes()
+
+    def train(out: str) -> tuple[int, str]:
+        began = time.monotonic()
+        code = main(["train", "mnist-cnn", "--data", "data", "--steps", "1", "--batch-size", "2", "--method", "dp-sgd", "--out", out])
+        said = capsys.readouterr()
+        assert "Traceback" not in said.out + said.err
+        assert time.monotonic() - began < SECONDS or code == 0
+        return code, said.err
+
+    for table in list(wrong_tables().values())[::4]:
+        parquet.write_table(table, path)
+        code, said = train("out")
+        assert (code, said.count("\n")) == (2, 1), said
+    for _ in range(20):
+        path.write_bytes(damaged(whole, rng))
+        code, said = train("out")
+        assert (code, said.count("\n")) == (2, 1), said
+    path.unlink()
+    assert train("out")[0] == 2
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["data", "test-0.parquet"]
+    write_table(path, image=images(1, 28) * 5003, label=[1] * 5003)  # 5,000 are held out: what is right is trained on
+    assert train("out")[0] == 0
+    assert {p.relative_to(tmp_path).parts[0] for p in tmp_path.rglob("*")} == {"data", "out"}
+    assert sorted(p.name for p in (tmp_path / "data").iterdir()) == ["test-0.parquet", "train-0.parquet"]
+
+
 WORDS = [
     "account", "audit", "train", "recipes", "check", "diagnose", "bench",
     "--epsilon", "--delta", "--num-examples", "--batch-size", "--steps", "--noise-multiplier", "--sampling", "--groups", "--accountant",
@@ -152,6 +320,7 @@ WORDS = [
 def test_1500_command_lines(tmp_path, monkeypatch, capsys):
     """Of `account` alone, and of others with a name that does not exist, since a right line would train."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "app", typer.main.get_command(cli.app))  # which every call would make anew, nine tenths of its time
     rng = random.Random(3)
     for _ in range(1500):
         line = [rng.choice(WORDS[7:]) for _ in range(rng.randrange(10))]

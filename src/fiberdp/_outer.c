@@ -4,6 +4,7 @@
 #ifdef _OPENMP
 #ifndef T
 
+#include <float.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -98,16 +99,18 @@ static inline void NAME(dots)(const T *const rows[HIGH], int64_t at, const T *co
 }
 
 /* l, r: [examples, s, q], [examples, s, p]; l2, r2: [examples, t, q], [examples, t, p]; the last dimension is dense, `strides` are those of
-   the first two, in entries.  same: l2 is l and r2 is r; then diagonal[i] = Sum_s |L_s|^2 |R_s|^2, else 0. */
+   the first two, in entries.  same: l2 is l and r2 is r; then diagonal[i] = Sum_s (|L_s|^2 + q lost) (|R_s|^2 + p lost), else 0: see
+   UNDERFLOWS in parts.py. */
 void NAME(gram)(const T *l, const T *r, const T *l2, const T *r2, const int64_t strides[8], int64_t examples, int64_t s, int64_t t, int64_t q,
                 int64_t p, int same, int threads, double *out, double *diagonal) {
     enum { PART = NAME(PART), CHUNK = NAME(CHUNK) };
     const T *first[4] = {l, r, l2, r2};
     const int64_t length[2] = {q, p};
+    const double lost = s * (sizeof(T) == sizeof(float) ? 0x1p24 * FLT_MIN : 0x1p51 * DBL_MIN);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t example = 0; example < examples; example++) {
         NAME(doubles) inside = {0};
-        double edge = 0, alone = 0;
+        double edge = 0, alone = 0, most = 0;
         for (int64_t left = 0; left < t; left += TILES * WIDE)
             for (int64_t top = same ? left / HIGH * HIGH : 0; top < s; top += BLOCKS * HIGH) {
                 NAME(doubles) products[2][BLOCKS][TILES][TILE / PART] = {{{{{0}}}}};
@@ -143,16 +146,20 @@ void NAME(gram)(const T *l, const T *r, const T *l2, const T *r2, const int64_t 
                         }
                         for (int x = 0; x < TILE; x++) {
                             int64_t row = i + x / WIDE, column = j + x % WIDE;
-                            double product = lefts[x / PART][x % PART] * rights[x / PART][x % PART];
+                            double dots[2] = {lefts[x / PART][x % PART], rights[x / PART][x % PART]}, product = dots[0] * dots[1];
                             if (row >= s || column >= t || (same && column > row)) continue;
-                            if (same && column == row) alone += product;
-                            else edge += product;
+                            if (same && column == row) {
+                                alone += product;
+                                most += (dots[0] + q * lost) * (dots[1] + p * lost);
+                            } else {
+                                edge += product;
+                            }
                         }
                     }
             }
         for (int x = 0; x < PART; x++) edge += inside[x];
         out[example] = (same ? 2 * edge : edge) + alone;
-        diagonal[example] = alone;
+        diagonal[example] = most;
     }
 }
 

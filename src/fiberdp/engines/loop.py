@@ -10,7 +10,7 @@ import torch
 from fiberdp import _tree
 from fiberdp.engines.loss import Loss, random_state
 from fiberdp.engines.points import points
-from fiberdp.engines.sums import NORM_SLACK, Clip, Tap
+from fiberdp.engines.sums import NORM_SLACK, Clip, Tap, representable
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
 
@@ -57,7 +57,7 @@ class LoopEngine:
             norm = squares.sum().sqrt()
             if bool(norm.isfinite()):
                 norms = torch.stack([squares[groups == group].sum().sqrt() for group in range(int(groups.max()) + 1)])
-                factors = clip.factors((norms * slack)[:, None])[groups, 0]
+                factors = representable(clip.factors((norms * slack)[:, None]), theta.dtype)[groups, 0]
                 for slot, part, factor in zip(self.flat.slots, parts, factors.tolist()):
                     total[slot.start : slot.stop].add_(part, alpha=factor)
             if tap is not None:

@@ -23,10 +23,14 @@ import torch
 from torch import Tensor
 
 from fiberdp.engines.compiled import compiled_gram, compiled_products
-from fiberdp.engines.sums import BLOCK, squared_norms
+from fiberdp.engines.sums import BLOCK, lost, squared_norms
 
 GRAM_ERROR = {torch.float64: 2.0**-48, torch.float32: 2.0**-21}
 """What rounding may have taken from <L L^T, R R^T>, in units of its diagonal: terms of both signs cancel, rounding errors do not."""
+
+UNDERFLOWS = {dtype: 8 / error for dtype, error in GRAM_ERROR.items()}
+"""That diagonal is Sum_s (|L_s|^2 + x s q) (|R_s|^2 + x s p), x the least normal number times this: each of s^2 pairs may have lost q and p
+products to underflow, and only GRAM_ERROR of the diagonal counts."""
 
 
 class Part(Protocol):
@@ -61,7 +65,7 @@ class Dense:
         return self.held if self.order is None else self.held.permute(self.order)
 
     def squared_norms(self) -> Tensor:
-        return squared_norms(self.held) if self.squares is None else self.squares
+        return squared_norms(self.held) if self.squares is None else self.squares + lost(self.held[0].numel(), self.held.dtype)
 
     def add_weighted_(self, out: Tensor, factors: Tensor, *, fresh: bool = False) -> None:
         flat, factors = self.held.reshape(len(factors), -1), factors.to(self.held.dtype)
@@ -223,13 +227,19 @@ def gram(blocks: Sequence[Block]) -> Tensor:
 
 
 def _inner_gram(one: Block, other: Block) -> tuple[Tensor, Tensor]:
-    """<L L'^T, R R'^T> of every example, float64 [b], and its diagonal's share, Sum_s |L_s|^2 |R_s|^2, if the two are one."""
+    """<L L'^T, R R'^T> of every example, float64 [b], and the most its diagonal, Sum_s |L_s|^2 |R_s|^2, may be, if the two are one."""
     function = compiled_gram(one.left.dtype, one.left.device.type)
     if function is not None:
         return function(one, other)
     lefts, rights = _products(one.left, other.left), _products(one.right, other.right)
-    diagonals = (lefts, rights) if one is not other else (lefts.diagonal(dim1=1, dim2=2), rights.diagonal(dim1=1, dim2=2))
-    return _inner(lefts, rights), _inner(*diagonals)
+    total = _inner(lefts, rights)
+    if one is not other:
+        return total, torch.zeros_like(total)
+    each = UNDERFLOWS[lefts.dtype] * lost(one.left.shape[1], lefts.dtype)
+    left, right = (
+        products.diagonal(dim1=1, dim2=2).double() + each * factor.shape[2] for products, factor in ((lefts, one.left), (rights, one.right))
+    )
+    return total, (left * right).sum(1)
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:

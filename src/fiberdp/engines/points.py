@@ -10,7 +10,7 @@ from fiberdp.types import Probe
 
 
 def points(theta: Tensor, d: Tensor | None, probes: Sequence[Probe]) -> list[tuple[float, Tensor]]:
-    """[(weight, theta + lookahead d)], one entry a distinct point, without zero weights.
+    """[(weight, theta + lookahead d)], one entry a distinct point, without zero weights (but one if there is nothing else).
 
     d is None before the first update: d_{-1} = 0, so all points coincide and one evaluation serves.  theta itself is
     never modified (adding gamma d and subtracting it again would drift).
@@ -27,4 +27,4 @@ def points(theta: Tensor, d: Tensor | None, probes: Sequence[Probe]) -> list[tup
         (weight, theta if lookahead == 0 or d is None else theta.add(d, alpha=lookahead))
         for lookahead, weight in weights.items()
         if weight != 0
-    ]
+    ] or [(0.0, theta)]

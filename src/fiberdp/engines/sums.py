@@ -33,14 +33,30 @@ class Clip(Protocol):
         ...
 
 
+def lost(products: int, dtype: torch.dtype) -> float:
+    """The most that a sum of so many products may miss because each of them may underflow to 0.
+
+    Nothing beside an ordinary norm; but a factor of 1e-23 whose square is 0 in float32, times one of 1e18, is a gradient of 1e-5.
+    """
+    return products * torch.finfo(dtype).tiny
+
+
+def representable(factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """float64 factors as `dtype` can hold them: 0 below its normal range, where rounding could double one, and at most its largest number,
+    since 0 * inf is NaN.  An infinite factor stays so: it is a fault of the clip, which is to be seen."""
+    most = torch.finfo(dtype)
+    return torch.where(factors < most.tiny, 0.0, torch.where(factors.isinf(), factors, factors.clamp(max=most.max)))
+
+
 def squared_norms(gradient: Tensor) -> Tensor:
     """||g_i||^2 over all but the first dimension, float64 [b], from [b, …]; float32 blocks, float64 between blocks.
 
-    Relative error below 1e-6 at any size (a plain float32 dot product of 2.4M entries is 1.8e-3 too small).
+    Relative error below 1e-6 at any size (a plain float32 dot product of 2.4M entries is 1.8e-3 too small), and entries whose squares
+    underflow are made up for.
     """
     flat = gradient.flatten(1) if gradient.dim() > 1 else gradient.unsqueeze(1)
     whole = flat.shape[1] // BLOCK * BLOCK
-    tail = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    tail = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square() + lost(flat.shape[1], flat.dtype)
     if not whole:
         return tail
     blocks = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, BLOCK)), dim=2)
@@ -50,14 +66,14 @@ def squared_norms(gradient: Tensor) -> Tensor:
 def clip_factors(squares: Tensor, names: Sequence[str], clip: Clip, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """From ||u_i||^2 of each parameter, float64 [slots, b]: what its gradients are multiplied with, [slots, b], and ||u_i||, float64 [b].
 
-    An example whose norm is NaN or infinite gets factors of exactly 0.
+    An example whose norm is NaN or infinite, or so large that its factor would lose digits, gets factors of exactly 0.
     """
     groups = torch.tensor(clip.groups(names), device=squares.device)
     norms = squares.new_zeros(int(groups.max()) + 1, squares.shape[1]).index_add_(0, groups, squares).sqrt()
     whole = squares.sum(0).sqrt()
     finite = whole.isfinite()
     factors = clip.factors(torch.where(finite, norms, 0.0) * (1 + NORM_SLACK[dtype]))
-    return torch.where(finite, factors, 0.0).to(dtype)[groups], whole
+    return torch.where(finite, representable(factors, dtype), 0.0).to(dtype)[groups], whole
 
 
 def clipped_total(leaves: Iterable[tuple[Slot, Tensor]], clip: Clip, out: Tensor) -> Tensor:

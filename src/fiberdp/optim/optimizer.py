@@ -7,7 +7,7 @@ step t; it is a function of the releases alone, so it may be published with them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -67,6 +67,14 @@ class Optimizer:
     def lr(self) -> float:
         """The learning rate of the next step."""
         return self.rule.lr * self.schedule.factor(self.t, self.steps)
+
+    @property
+    def param_groups(self) -> NoReturn:
+        """Refused, read or replaced: torch's schedulers and wrappers set rates in there, which nothing would read."""
+        raise AttributeError(
+            "optimizer.param_groups: there are none, because the learning rate is a function of the step that the plan holds, and one that "
+            "is set elsewhere would change nothing. Give the method a schedule: dataclasses.replace(method, schedule=…)."
+        )
 
     @torch.no_grad()
     def step(self, release: Release) -> Tensor:

@@ -15,6 +15,7 @@ import importlib
 import io
 import os
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fiberdp import _validate
 Rows = dict[str, Tensor]
 
 CHANNELS = {"L": 1, "RGB": 3}
+FORMATS = ("PNG", "JPEG", "WEBP")  # others of Pillow's would start programs (EPS) or write to stderr (TIFF)
 DIGITS_TEST_STRIDE = 7
 ROWS_PER_READ = 10_000
 
@@ -140,15 +142,15 @@ def _from_folder(source: ImageSource, root: Path) -> dict[str, Any]:
 
 
 def _read(files: list[Path], source: ImageSource, split: str) -> Any:
-    pyarrow, parquet = _extra("pyarrow"), _extra("pyarrow.parquet")
+    pyarrow, parquet, _ = _extra("pyarrow"), _extra("pyarrow.parquet"), _extra("datasets")
     try:
         table = pyarrow.concat_tables([parquet.read_table(file, partitioning=None) for file in files])
-    except (pyarrow.ArrowException, OSError) as error:
+        return _in_memory(table.replace_schema_metadata(), source, split)  # what a file says of its own columns is not needed
+    except Exception as error:  # A damaged file can make pyarrow raise ArrowException, OSError, UnicodeDecodeError, ….
         raise ValueError(
             f"{', '.join(map(str, files))}: must be readable Parquet files with one schema, because together "
             f"they are one split ({_one_line(error)}). Fetch them again from {source.hub_name}."
         ) from error
-    return _in_memory(table, source, split)
 
 
 def _from_hub(source: ImageSource) -> dict[str, Any]:
@@ -187,7 +189,8 @@ def _decode(dataset: Any, source: ImageSource, split: str) -> Rows:
         raise ValueError(f"{where}: has no rows; a split needs at least 1. Fetch {source.hub_name} again.")
     table = dataset.with_format("arrow")[:]
     label = _labels(table[source.label_column], source.num_classes, where)
-    return {"image": _images(table[source.image_column], where), "label": label}
+    with warnings.catch_warnings(action="ignore"):  # of Pillow's: an image is decoded, or it is an error
+        return {"image": _images(table[source.image_column], where), "label": label}
 
 
 def _labels(column: Any, num_classes: int, where: str) -> Tensor:
@@ -210,7 +213,7 @@ def _images(column: Any, where: str) -> Tensor:
     """Decode a column of encoded images.  One thread: Pillow holds the interpreter lock."""
     if not _extra("pyarrow.types").is_struct(column.type) or column.type.get_field_index("bytes") < 0:
         raise ValueError(
-            f"{where}: images are {column.type}; they must be a struct with a field `bytes` (PNG, WebP), "
+            f"{where}: images are {column.type}; they must be a struct with a field `bytes` ({', '.join(FORMATS)}), "
             "because that is the hub's layout. Save the data set with a `datasets.Image` feature."
         )
     _extra("PIL.Image")
@@ -221,14 +224,16 @@ def _images(column: Any, where: str) -> Tensor:
             row = len(pixels)
             try:
                 image = _open(raw, first)
-                pixels.append(image.tobytes())
-            except (OSError, SyntaxError, TypeError) as error:  # Truncated file, broken PNG, no bytes at all.
+                first = first or image
+                fits = (image.size, image.mode) == (first.size, first.mode) and image.mode in CHANNELS
+                pixels.append(image.tobytes() if fits else b"")
+            except Exception as error:  # Pillow raises what its parsers meet: OSError, SyntaxError, DecompressionBombError, ….
+                reason = f"it is no {', '.join(FORMATS)}" if type(error).__name__ == "UnidentifiedImageError" else _one_line(error)
                 raise ValueError(
-                    f"{where}: the image of row {row} cannot be decoded ({_one_line(error)}); every row must "
+                    f"{where}: the image of row {row} cannot be decoded ({reason}); every row must "
                     "have one, because rows are drawn by index. Fetch the files again."
                 ) from error
-            first = first or image
-            if (image.size, image.mode) != (first.size, first.mode) or image.mode not in CHANNELS:
+            if not fits:
                 raise ValueError(
                     f"{where}: the image of row {row} is {image.width}x{image.height} {image.mode} and "
                     f"that of row 0 {first.width}x{first.height} {first.mode}; all must share one size and a "
@@ -248,7 +253,7 @@ def _open(raw: bytes, first: Any) -> Any:
             return Image.open(io.BytesIO(raw), formats=(first.format,))
         except UnidentifiedImageError:
             pass
-    return Image.open(io.BytesIO(raw))
+    return Image.open(io.BytesIO(raw), formats=FORMATS)
 
 
 def _extra(module: str) -> Any:
