@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from mpmath.libmp import fhalf, mpf_add, to_int
 from torch import Tensor
 
 from fiberdp import _native
@@ -178,6 +177,8 @@ def decided(scale: float, a: int, b: int, sine: bool, more: Callable[[int], tupl
     more(level): 64 further bits of u and of phi.  Every operation is one on intervals, rounded outwards (mpmath): the number that both ends
     round to is the right one.
     """
+    from mpmath.libmp import fhalf, mpf_add, to_int
+
     u, phi, bits = abs(a | 1) >> 1, b, 62  # u / 2^62 and pi phi / 2^63 are the lower ends of cells of one unit
     for level in range(LEVELS):
         with _intervals() as iv:
@@ -197,7 +198,7 @@ def decided(scale: float, a: int, b: int, sine: bool, more: Callable[[int], tupl
 @contextmanager
 def _intervals() -> Iterator[Any]:
     """mpmath's interval arithmetic, whose precision is a global variable."""
-    from mpmath import iv
+    from mpmath import iv  # late: it takes a tenth of a second
 
     with _precision:
         kept = iv.prec

@@ -9,6 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from fiberdp import _validate
 from fiberdp._disk import make_folder, write_atomically
 from fiberdp.experiment import tuned_method
 from fiberdp.intervals import paired, summary
-from fiberdp.methods import METHODS
+from fiberdp.methods import METHODS, Method
 from fiberdp.recipes import Recipe, recipe_named
 from fiberdp.record import to_text, versions
 from fiberdp.workers import Observer, Unheard, records
@@ -50,6 +52,7 @@ def compare(
     epsilons: Sequence[float],
     seeds: int = 3,
     out: str | Path | None = None,
+    tuned: Sequence[dict[str, Any]] = (),
     workers: int | None = None,
     observer: Observer | None = None,
     **settings: Any,
@@ -58,6 +61,7 @@ def compare(
 
     methods: names of the table, each with the options that the recipe tuned for it.  The first is the one that the others are compared
     with.  seeds: 0 .. seeds-1; keys follow from them, so these runs are reproducible and private against nobody who knows that.
+    tuned: results of `sweep`, whose best options and numbers of trials stand in the place of the recipe's, at their epsilon.
     out: keeps the runs; called again, it goes on where it stopped, and takes further methods, epsilons and seeds.  settings: of
     `fiberdp.fit`, the same for all runs (epochs, steps, batch_size, clip_norm, data, engine, …).
 
@@ -71,20 +75,25 @@ def compare(
         if not given or len(set(given)) < len(given):
             raise ValueError(f"{what}={','.join(map(str, given))}: at least one must be given, and none twice, because each is a row.")
     for method in methods:
-        tuned_method(chosen, _validate.choice("methods", method, tuple(METHODS)), {})
+        _validate.choice("methods", method, tuple(METHODS))
     for epsilon in epsilons:
         _validate.positive("epsilons", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
+    choices = _choices(chosen, methods, epsilons, tuned)
     kept = {"recipe": chosen.name} | {name: value for name, value in settings.items() if value is not None}
     if folder is not None:
         _begin(folder, kept)
     cells = [Cell(method, float(epsilon), seed) for epsilon in epsilons for method in methods for seed in range(count)]
-    found = {cell.name: record for cell in cells if (record := _finished(folder, cell))}
-    jobs = {cell.name: _job(recipe, cell, folder, settings) for cell in cells if cell.name not in found}
+    found = {cell.name: record for cell in cells if (record := _finished(folder, cell, choices[cell.method, cell.epsilon]))}
+    jobs = [
+        (cell.name, _job(recipe, cell, choices[cell.method, cell.epsilon], folder, settings)) for cell in cells if cell.name not in found
+    ]
     named, watching = {cell.name: cell for cell in cells}, observer or Unheard()
     watching.planned(len(found), len(cells))
-    for name, record in records(jobs, workers=workers, observer=watching):
-        found[name] = record
-    result = _compared({named[name]: record for name, record in found.items()}, list(methods), chosen) | {"settings": kept}
+    if jobs:
+        at_a_time = min(os.cpu_count() or 1, len(jobs)) if workers is None else workers
+        for name, record in records(jobs, workers=at_a_time, observer=watching):
+            found[name] = record
+    result = _compared({named[name]: record for name, record in found.items()}, list(methods), choices) | {"settings": kept}
     if folder is not None:
         write_atomically(folder / "comparison.json", to_text(result | {"versions": versions()}))
         write_atomically(folder / "comparison.md", markdown(result))
@@ -92,12 +101,45 @@ def compare(
     return result
 
 
-def _job(recipe: str | Recipe, cell: Cell, folder: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Choice:
+    """What a method is trained with: the method with its options, the options alone, and by how many trials they were found."""
+
+    method: Method
+    options: dict[str, Any]
+    trials: int
+
+
+def _choices(
+    recipe: Recipe, methods: Sequence[str], epsilons: Sequence[float], tuned: Sequence[dict[str, Any]]
+) -> dict[tuple[str, float], Choice]:
+    cells = [(method, float(epsilon)) for method in methods for epsilon in epsilons]
+    found = {(method, epsilon): Choice(tuned_method(recipe, method, {}), {}, recipe.trials.get(method, 0)) for method, epsilon in cells}
+    for result in tuned:
+        method, epsilon = str(result.get("method")), float(result.get("epsilon", math.nan))
+        if result.get("recipe") != recipe.name or (method, epsilon) not in found:
+            raise ValueError(
+                f"tuned: a sweep of {result.get('recipe')}, {method} at epsilon {epsilon:g}: it must be of {recipe.name} and of a method "
+                "and an epsilon that are compared, because its options are for those. Leave it out, or compare them."
+            )
+        options = result["best"]["options"]
+        found[method, epsilon] = Choice(tuned_method(recipe, method, options), options, len(result["trials"]))
+    return found
+
+
+def _job(recipe: str | Recipe, cell: Cell, choice: Choice, folder: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
     where = None if folder is None else folder / "runs" / cell.name
     begun = where is not None and (where / "resume" / "checkpoint.safetensors").exists()
     return {
-        "recipe": recipe, "method": cell.method, "epsilon": cell.epsilon, "seed": cell.seed, "out": where, "resume": begun, **settings,
-    }  # fmt: skip
+        "recipe": recipe,
+        "method": cell.method,
+        "options": choice.options,
+        "epsilon": cell.epsilon,
+        "seed": cell.seed,
+        "out": where,
+        "resume": begun,
+        **settings,
+    }
 
 
 def _begin(folder: Path, settings: dict[str, Any]) -> None:
@@ -122,12 +164,20 @@ def _begin(folder: Path, settings: dict[str, Any]) -> None:
         write_atomically(path, to_text(now))
 
 
-def _finished(folder: Path | None, cell: Cell) -> dict[str, Any] | None:
+def _finished(folder: Path | None, cell: Cell, choice: Choice) -> dict[str, Any] | None:
     path = None if folder is None else folder / "runs" / cell.name / "record.json"
-    return json.loads(path.read_text()) if path and path.exists() else None
+    if path is None or not path.exists():
+        return None
+    record = json.loads(path.read_text())
+    if record["config"]["plan"]["method"] != json.loads(json.dumps(choice.method.to_json())):
+        raise ValueError(
+            f"{path.parent} was trained with other options of {cell.method} than are asked for now: a row holds runs of one method. Choose "
+            "another --out, or remove that run."
+        )
+    return record
 
 
-def _compared(found: dict[Cell, dict[str, Any]], methods: list[str], recipe: Recipe) -> dict[str, Any]:
+def _compared(found: dict[Cell, dict[str, Any]], methods: list[str], choices: dict[tuple[str, float], Choice]) -> dict[str, Any]:
     rows, differences = [], []
     accuracy = {cell: record["result"]["test"] for cell, record in found.items()}
     for epsilon in sorted({cell.epsilon for cell in found}):
@@ -137,7 +187,7 @@ def _compared(found: dict[Cell, dict[str, Any]], methods: list[str], recipe: Rec
                 {"method": method, "epsilon": epsilon}
                 | summary([accuracy[cell] for cell in cells])
                 | {
-                    "trials": recipe.trials.get(method),
+                    "trials": choices[method, epsilon].trials,
                     "heldout": summary([found[cell]["result"]["heldout"] for cell in cells])["mean"],
                     "accuracies": [accuracy[cell] for cell in cells],
                 }
@@ -149,14 +199,14 @@ def _compared(found: dict[Cell, dict[str, Any]], methods: list[str], recipe: Rec
                 )
     failed = [cell.name for cell, record in found.items() if not record["receipt"]["passed"]]
     assert not failed, failed  # a run whose receipt fails does not start
-    return {"rows": rows, "differences": differences, "warnings": _warnings(methods, recipe), "note": NOTE}
+    return {"rows": rows, "differences": differences, "warnings": _warnings(choices), "note": NOTE}
 
 
-def _warnings(methods: list[str], recipe: Recipe) -> list[str]:
-    trials = {method: recipe.trials.get(method, 0) for method in methods}
+def _warnings(choices: dict[tuple[str, float], Choice]) -> list[str]:
+    trials = {at: choice.trials for at, choice in choices.items()}
     if len(set(trials.values())) == 1 and all(trials.values()):
         return []
-    told = ", ".join(f"{method} {n}" for method, n in trials.items())
+    told = ", ".join(f"{method} at epsilon {epsilon:g}: {n}" for (method, epsilon), n in trials.items())
     return [f"tuning trials differ ({told}): a difference between methods may be one of tuning."]
 
 
@@ -173,7 +223,7 @@ def lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
         found.append(
             (
                 row["method"], f"{row['epsilon']:g}", str(row["n"]), f"{percent(row['mean'])} ± {percent(row['std'])}", _interval(row),
-                str(row["trials"] or 0), "" if d is None else f"{100 * d['mean']:+.2f} {_interval(d)}".strip(),
+                str(row["trials"]), "" if d is None else f"{100 * d['mean']:+.2f} {_interval(d)}".strip(),
             )
         )  # fmt: skip
     return found

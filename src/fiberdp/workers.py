@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from queue import Empty
 from typing import Any, Protocol
 
 from fiberdp import _validate
+
+Job = tuple[str, dict[str, Any]]
+"""A name, and the arguments of `fiberdp.fit`."""
 
 
 class Observer(Protocol):
@@ -29,33 +33,36 @@ class Unheard:
     def ended(self, name: str, record: dict[str, Any]) -> None: ...
 
 
-def records(jobs: Mapping[str, dict[str, Any]], *, workers: int | None, observer: Observer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, record) of each job, as it ends.  jobs: name -> the arguments of `fiberdp.fit`.
+def records(jobs: Iterable[Job], *, workers: int | None, observer: Observer) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, record) of each job, as it ends.  A job is taken when a worker is free, so that it may depend on what ended before.
 
-    workers: processes, None for one a core, each with its share of the cores as threads: for small models, two processes of one
-    thread do more than one process of two.
-    Raises what a run raises, after the others that are running have ended; those that wait are not begun.
+    workers: processes at a time, None for one a core; each has its share of the cores as threads: for small models, two processes of
+    one thread do more than one process of two.
+    Raises what a run raises, after the others that are running have ended; no further one is begun.
     """
     cores = os.cpu_count() or 1
-    most = min(_validate.count("workers", cores if workers is None else workers, why="It is the number of processes."), max(1, len(jobs)))
+    most = _validate.count("workers", cores if workers is None else workers, why="It is the number of processes.")
+    queued = iter(jobs)
     context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
     with context.Manager() as manager:
         queue = manager.Queue()
         with ProcessPoolExecutor(most, mp_context=context, max_tasks_per_child=1) as pool:
-            waiting = {pool.submit(_run, name, job, max(1, cores // most), queue) for name, job in jobs.items()}
+
+            def more(count: int) -> set[Any]:
+                return {pool.submit(_run, name, job, max(1, cores // most), queue) for name, job in islice(queued, count)}
+
+            running = more(most)
             try:
-                while waiting:
-                    done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                while running:
+                    done, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
                     _tell(queue, observer)
                     for future in done:
                         name, record = future.result()
                         observer.ended(name, record)
                         yield name, record
+                    running |= more(len(done))
             except BrokenProcessPool as error:
                 raise OSError("a worker was killed, probably for memory: use fewer --workers, or a smaller --micro-batch-size.") from error
-            finally:
-                for future in waiting:
-                    future.cancel()
 
 
 def _run(name: str, job: dict[str, Any], threads: int, queue: Any) -> tuple[str, dict[str, Any]]:

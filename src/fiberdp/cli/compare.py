@@ -14,6 +14,9 @@ def compare(
     epsilons: Annotated[str | None, typer.Option(help="Comma-separated budgets; the recipe's if left out.")] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method at each epsilon, with keys of seeds 0, 1, …")] = 3,
     out: Annotated[str | None, typer.Option(help="Folder that keeps the runs; called again, it goes on.")] = None,
+    tuned: Annotated[
+        list[str] | None, typer.Option(help="sweep.json of a method at an epsilon: its best options in the place of the recipe's.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     steps: Annotated[int | None, typer.Option(help="Releases, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size.")] = None,
@@ -38,7 +41,7 @@ def compare(
     with runs(quiet=json) as observer:
         result = compared(
             recipe, methods=methods.split(","), epsilons=[recipe_named(recipe).epsilon] if epsilons is None else _numbers(epsilons),
-            seeds=seeds, out=out, workers=workers, observer=observer,
+            seeds=seeds, out=out, tuned=[_sweep(path) for path in tuned or []], workers=workers, observer=observer,
             **{name: value for name, value in settings.items() if value is not None},
         )  # fmt: skip
     for warning in result["warnings"]:
@@ -57,6 +60,18 @@ def compare(
     console = Console()
     console.print(table)
     console.print(f"\n{result['note']}", style="dim", soft_wrap=True)
+
+
+def _sweep(path: str) -> dict:
+    from json import loads
+    from pathlib import Path
+
+    try:
+        found = loads(Path(path).read_text())
+        _ = found["best"]["options"], found["trials"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--tuned {path}: it must be the sweep.json of `fiberdp sweep`, because options are read from it.") from error
+    return found
 
 
 def _numbers(text: str) -> list[float]:

@@ -1,0 +1,249 @@
+"""Tune a method on held-out training rows, in stages (paper, appendix E.1): the base first, then (kappa, gamma), then omega.
+
+    stage      options                                      trials of N
+    base       lr, and bands of correlated noise            what the others leave: N, or N/2 if there are others
+    geometry   kappa, gamma of the observation              N/4, or N/2 without a filter stage
+    filter     omega, or kappa of an EMA of its own         N/4, or N/2 without a geometry stage
+
+Every stage keeps the best options of those before it, the defaults of those after it.  Every method gets the same N, so the number of
+trials is no reason for a difference.  Tuning looks at rows that are never trained on; it is not charged to epsilon, and the result says so.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fiberdp import _validate
+from fiberdp._disk import make_folder, write_atomically
+from fiberdp.experiment import tuned_method
+from fiberdp.filters import EMA, Innovation
+from fiberdp.mechanisms import Banded
+from fiberdp.methods import METHODS, Method
+from fiberdp.observation import TwoPoint
+from fiberdp.optim import SGD
+from fiberdp.recipes import Recipe, recipe_named
+from fiberdp.record import to_text, versions
+from fiberdp.workers import Job, Observer, Unheard, records
+
+KAPPA, GAMMA, OMEGA = (0.5, 0.6, 0.7, 0.8, 0.9), (0.6, 0.7, 0.8, 0.9), (0.6, 0.7, 0.8, 0.9, 0.99)  # Table 9
+LR_ADAMW, LR_SGD = (1e-4, 1e-1), (2e-2, 5.0)
+BANDS = (1, 2, 4, 8, 16)
+NOTE = (
+    "Scored on held-out training rows, which are never trained on, by one run a trial with keys of one seed. Tuning is not charged to "
+    "epsilon: on rows that must be protected, tune on others."
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """lr: the ends of a range that is searched in its logarithm, None for none.  grid: what else is tried, each at most once."""
+
+    name: str
+    trials: int
+    lr: tuple[float, float] | None
+    grid: tuple[dict[str, Any], ...]
+
+
+def stages(method: Method, trials: int) -> list[Stage]:
+    """What is searched for this method, in this order, with `trials` in all."""
+    later: list[tuple[str, tuple[dict[str, Any], ...]]] = []
+    observation, filter = method.observation, method.filter
+    if isinstance(observation, TwoPoint):
+        if observation.a == 1:
+            later.append(("geometry", _others(observation, [{"kappa": kappa} for kappa in KAPPA])))
+        else:
+            convex = [{"kappa": kappa, "gamma": gamma} for kappa, gamma in product(KAPPA, GAMMA) if gamma >= (1 - kappa) / kappa]
+            later.append(("geometry", _others(observation, convex)))
+    if isinstance(filter, Innovation):
+        later.append(("filter", _others(filter, [{"omega": omega} for omega in OMEGA])))
+    elif isinstance(filter, EMA) and not isinstance(observation, TwoPoint):  # DiSK's shares kappa with the geometry
+        later.append(("filter", _others(filter, [{"kappa": kappa} for kappa in KAPPA])))
+    shares = {0: [], 1: [trials // 2], 2: [trials // 4, trials // 4]}[len(later)]
+    shares = [min(share, len(grid)) for share, (_, grid) in zip(shares, later)]
+    bands = tuple({"bands": bands} for bands in BANDS) if isinstance(method.mechanism, Banded) else ({},)
+    base = Stage("base", trials - sum(shares), LR_SGD if isinstance(method.update, SGD) else LR_ADAMW, bands)
+    return [base, *(Stage(name, share, None, grid) for share, (name, grid) in zip(shares, later))]
+
+
+def _others(part: Any, grid: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Without what the part has already: the base stage has tried that."""
+    return tuple(options for options in grid if any(getattr(part, name) != value for name, value in options.items()))
+
+
+def sweep(
+    recipe: str | Recipe,
+    *,
+    method: str,
+    trials: int = 20,
+    epsilon: float | None = None,
+    out: str | Path | None = None,
+    storage: str | None = None,
+    study: str | None = None,
+    seed: int = 100,
+    workers: int | None = None,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Search the options of a method for a recipe at one epsilon; `trials` runs, the best held-out accuracy wins.
+
+    out: a folder for sweep.json and sweep.md, and for the trials (sweep.db) unless `storage`, a database URL that Optuna reads
+    (sqlite:///…, postgresql://…), is given: with one, several machines work on one study, and each goes on where all of them are.
+    study: its name there.  seed: of the search and of every trial's keys, other than those that `compare` trains with.  settings: of
+    `fiberdp.fit`, the same for all trials (epochs, batch_size, clip_norm, data, …).
+
+    Returns JSON values: recipe, method, epsilon, trials [{number, stage, options, heldout, epsilon, std_ratio, seconds}], best {options,
+    heldout}, budget, note.
+    Raises ValueError for bad input, ImportError without optuna.
+    """
+    chosen = recipe_named(recipe)
+    base = tuned_method(chosen, _validate.choice("method", method, tuple(METHODS)), {})
+    budget = _validate.count("trials", trials, low=4, why="Every stage of the search needs one.")
+    target = _validate.positive("epsilon", chosen.epsilon if epsilon is None else epsilon, why="It bounds the privacy loss.")
+    folder = None if out is None else Path(out)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file: it must be a folder for the trials. Choose another name.")
+    optuna = _optuna()
+    if folder is not None:
+        make_folder(folder)
+    named = study or f"{chosen.name}-{method}-eps{target:g}"
+    kept = _study(optuna, named, storage or (f"sqlite:///{folder}/sweep.db" if folder else None))
+    common = {"recipe": chosen.name, "method": method, "epsilon": target, "seed": seed} | settings
+    _same_search(kept, common)
+    watching, done = observer or Unheard(), [t for t in kept.trials if t.state.name == "COMPLETE"]
+    watching.planned(len(done), budget)
+    best: dict[str, Any] = {}
+    for stage in stages(base, budget):
+        open_trials: dict[str, Any] = {}
+        job = {"recipe": recipe, "method": method, "epsilon": target, "seed": seed, "test": False, **settings}
+        waiting = _jobs(kept, stage, best, job, open_trials, random.Random(f"{seed} {stage.name}"))
+        for name, record in records(waiting, workers=workers, observer=watching):
+            trial = open_trials.pop(name)
+            for key, value in _kept(record).items():
+                trial.set_user_attr(key, value)
+            kept.tell(trial, record["result"]["heldout"])
+        best |= _best(kept, stage.name)
+    found = _result(kept, common, best, budget)
+    if folder is not None:
+        write_atomically(folder / "sweep.json", to_text(found | {"versions": versions()}))
+        write_atomically(folder / "sweep.md", markdown(found))
+    return found
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ImportError("a sweep needs optuna, which is not installed: pip install fiberdp[recipes].") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _study(optuna: Any, name: str, storage: str | None) -> Any:
+    """The study of that name, made if it is not there; trials of processes that died on this machine are given back."""
+    try:
+        study = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
+    except Exception as error:
+        raise ValueError(
+            f"storage {storage!r} cannot be used ({str(error).splitlines()[0]}): it must be a database URL that answers, because every "
+            "trial is kept there. Give sqlite:///FILE or postgresql://…, or leave it out."
+        ) from error
+    for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+        host, _, pid = trial.user_attrs.get("owner", ":0").rpartition(":")
+        if host == socket.gethostname() and not Path(f"/proc/{pid}").exists():
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return study
+
+
+def _sampler(trial: int, seed: int) -> Any:
+    return _optuna().samplers.TPESampler(seed=(seed * 1_000_003 + trial) % 2**32, constant_liar=True)
+
+
+def _same_search(study: Any, settings: dict[str, Any]) -> None:
+    before, now = study.user_attrs.get("settings"), {name: value for name, value in settings.items() if value is not None}
+    if before is None:
+        study.set_user_attr("settings", now)
+        return
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"{name}={now.get(name)}: study {study.study_name} was begun with {before.get(name)}, and its trials must not differ in "
+                "it. Repeat the options of the first call, or give another --study."
+            )
+
+
+def _jobs(
+    study: Any, stage: Stage, best: dict[str, Any], job: dict[str, Any], open_trials: dict[str, Any], rng: random.Random
+) -> Iterator[Job]:
+    """Trials of the stage, one at a time, until all machines together have begun as many as it has."""
+    order = rng.sample(stage.grid, len(stage.grid))
+    while True:
+        begun = [t for t in study.trials if t.user_attrs.get("stage") == stage.name and t.state.name in ("RUNNING", "COMPLETE")]
+        if len(begun) >= stage.trials:
+            return
+        tried = [t.user_attrs["options"] for t in begun]
+        options = best | order[len(begun) % len(order)]
+        if stage.lr is None:
+            options = next(best | grid for grid in order if best | grid not in tried)
+        trial = study.ask()
+        study.sampler = _sampler(trial.number, job["seed"])  # of its own, or two processes would draw the same
+        trial.set_user_attr("owner", f"{socket.gethostname()}:{os.getpid()}")
+        trial.set_user_attr("stage", stage.name)
+        if stage.lr is not None:
+            options = options | {"lr": trial.suggest_float("lr", *stage.lr, log=True)}
+        trial.set_user_attr("options", options)
+        name = f"{stage.name} {trial.number}: " + ", ".join(f"{option} {value:.4g}" for option, value in options.items())
+        open_trials[name] = trial
+        yield name, {**job, "options": options}
+
+
+def _kept(record: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "epsilon": record["privacy"]["epsilon"],
+        "noise_multiplier": record["privacy"]["noise_multiplier"],
+        "std_ratio": record["receipt"]["std_ratio"],
+        "seconds": record["timing"]["seconds"],
+    }
+
+
+def _best(study: Any, stage: str) -> dict[str, Any]:
+    """The options of the best trial so far, of this stage or one before: a stage that finds nothing better changes nothing."""
+    done = [t for t in study.trials if t.state.name == "COMPLETE"]
+    return dict(max(done, key=lambda t: t.value).user_attrs["options"]) if done else {}
+
+
+def _result(study: Any, settings: dict[str, Any], best: dict[str, Any], budget: int) -> dict[str, Any]:
+    done = [t for t in study.trials if t.state.name == "COMPLETE"]
+    rows = [
+        {"number": t.number, "heldout": t.value} | {k: t.user_attrs[k] for k in ("stage", "options", "epsilon", "std_ratio", "seconds")}
+        for t in done
+    ]
+    return {
+        **settings,
+        "study": study.study_name,
+        "budget": budget,
+        "best": {"options": best, "heldout": max(t.value for t in done)},
+        "trials": rows,
+        "note": NOTE,
+    }
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The trials, best first."""
+    columns = ("held-out, %", "stage", "options", "epsilon", "noise / charged", "s")
+    rows = [
+        (
+            f"{100 * t['heldout']:.2f}", t["stage"], ", ".join(f"{k} {v:.4g}" for k, v in t["options"].items()), f"{t['epsilon']:.4f}",
+            f"{t['std_ratio']:.4f}", f"{t['seconds']:.0f}",
+        )
+        for t in sorted(found["trials"], key=lambda t: -t["heldout"])
+    ]  # fmt: skip
+    title = f"# {found['recipe']}: {found['method']} at epsilon {found['epsilon']:g}, {len(rows)} trials"
+    table = "\n".join("| " + " | ".join(row) + " |" for row in (columns, tuple("---" for _ in columns), *rows))
+    return f"{title}\n\n{table}\n\n{found['note']}\n"
