@@ -134,11 +134,12 @@ def _grid(charges: list[tuple[Mechanism, int]], sensitivity: float) -> float:
     """Spacing of the privacy losses: 1e-4, but between 0.5 % and 10 % of the smallest standard deviation of a step's loss, q mu.
 
     Pessimistic rounding inflates a loss that is smaller than the grid (at sigma = 77 and q = 0.01 by 5 %); a finer one than
-    0.5 % changes epsilon by less than 1e-5 of itself.  Bounded below so that no distribution needs more than about 2^18 points.
+    0.5 % changes epsilon by less than 1e-5 of itself.  Bounded below so that no distribution needs more than about 2^18 points, and
+    2^17 where losses are large (sigma < 0.72), which changes epsilon by less than 3e-6 of itself.
     """
     deviation = min(m.probability * sensitivity / m.noise_multiplier for m, _ in charges)
     widest = max(sensitivity / m.noise_multiplier * (10 + sensitivity / m.noise_multiplier / 2) for m, _ in charges)
-    return max(0.005 * deviation, min(1e-4, 0.1 * deviation), widest / 2**17)
+    return max(0.005 * deviation, min(1e-4, 0.1 * deviation), widest / (2**16 if widest > 15 else 2**17))
 
 
 def _rdp(charges: list[tuple[Mechanism, int]], delta: float, replace: bool, *, classic: bool) -> float:
