@@ -400,3 +400,15 @@ def test_impossible_phases_are_refused_in_one_line(phases, named):
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="sampling"):
         account_phases([(1, 1, 1.0)], num_examples=10, delta=1e-5, sampling="cyclic")
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("q", [5e-324, 2.2e-309, 1e-200, 1e-31, 1e-16])
+def test_a_tiny_sample_gives_a_number_alone_and_beside_others(q, accountant):
+    """1/q is infinite for the smallest two, where dp_accounting's loss distribution raises."""
+    large = poisson(1.0, 0.01, 10)
+    alone, beside, without = (
+        price(event, 1e-5, accountant) for event in (poisson(1.0, q, 10), ComposedDpEvent([poisson(1.0, q, 10), large]), large)
+    )
+    assert 0 <= alone <= beside
+    assert beside == pytest.approx(without, rel=1e-3)

@@ -45,7 +45,7 @@ LEAST_PLD_DELTA = 1e-10
 """Loss distributions are cut off where their mass is about 1e-15 in all: below this delta the Renyi bound is used, which is not."""
 
 _PRICED = {"none": RELATIONS, "poisson": ("add_or_remove_one", "zero_out"), "without_replacement": ("replace_one",)}
-_LITTLE_NOISE, _MUCH_NOISE = 0.15, 1e6
+_LITTLE_NOISE, _MUCH_NOISE, _TINY_SAMPLE = 0.15, 1e6, 1e-9
 
 Charges = frozenset[tuple[Mechanism, int]]
 
@@ -105,7 +105,8 @@ def _price(charges: Charges, delta: float, replace: bool, accountant: str) -> fl
     if min(m.noise_multiplier for m, _ in capped) < _LITTLE_NOISE or delta < LEAST_PLD_DELTA:
         # each is a valid bound; a loss distribution would need millions of points, or mass that it has cut off
         return min(_rdp(capped, delta, replace, classic=False), _gaussian(capped, delta, replace))
-    return _pld(capped, delta, replace)
+    # 1 - 1/q + x/q loses the digits of x for a tiny q, which is priced as if it were larger
+    return _pld([(m._replace(probability=max(m.probability, _TINY_SAMPLE)), n) for m, n in capped], delta, replace)
 
 
 def _gaussian(charges: list[tuple[Mechanism, int]], delta: float, replace: bool) -> float:
