@@ -19,7 +19,7 @@ import fiberdp
 from fiberdp.cli import main
 from fiberdp.comparison import compare
 from fiberdp.methods import METHODS
-from fiberdp.sweeping import LR_ADAMW, LR_SGD, stages, sweep
+from fiberdp.sweeping import LR_ADAMW, LR_SGD, _best, stages, sweep
 
 optuna = pytest.importorskip("optuna", reason="a sweep needs the recipes extra")
 
@@ -113,6 +113,15 @@ def server() -> Iterator[str]:
         run("pg_ctl", "-m", "immediate", "stop")
     finally:
         shutil.rmtree(place)
+
+
+def test_a_stage_that_is_taken_up_again_does_not_look_at_later_ones(searched):
+    """After all stages have ended, the best of the base stage alone has no kappa and no omega."""
+    folder, found = searched
+    study = optuna.load_study(study_name=found["study"], storage=f"sqlite:///{folder}/sweep.db")
+    assert set(_best(study, ["base"])) == {"lr"}
+    assert set(_best(study, ["base", "geometry"])) <= {"lr", "kappa", "gamma"}
+    assert _best(study, ["base", "geometry", "filter"]) == found["best"]["options"]
 
 
 def share(storage: str) -> None:

@@ -171,7 +171,6 @@ class Stream:
                 f"grid={grid} with scale={scale}: it must be a power of two of at least scale / 2**47, because only then is a division by "
                 "it exact, and the noise a whole number of it. Choose 2.0**k."
             )
-
         if scale == 0:
             return out
 

@@ -22,7 +22,7 @@ from fiberdp.experiment import tuned_method
 from fiberdp.intervals import paired, summary
 from fiberdp.methods import METHODS, Method
 from fiberdp.recipes import Recipe, recipe_named
-from fiberdp.record import to_text, versions
+from fiberdp.record import differences, markdown_table, to_text, versions
 from fiberdp.workers import Observer, Unheard, records
 
 NOTE = (
@@ -148,13 +148,11 @@ def _begin(folder: Path, settings: dict[str, Any]) -> None:
         raise ValueError(f"--out {folder} is a file: it must be a folder for the runs. Choose another name.")
     path, now = folder / "settings.json", json.loads(to_text(settings))
     if path.exists():
-        before = json.loads(path.read_text())
-        for name in sorted({*before, *now}):
-            if before.get(name) != now.get(name):
-                raise ValueError(
-                    f"{name}={now.get(name)}: --out {folder} was begun with {before.get(name)}, and runs of one comparison must not "
-                    "differ in it. Repeat the options of the first call, or choose another --out."
-                )
+        for name, before, given in differences(json.loads(path.read_text()), now):
+            raise ValueError(
+                f"{name}={given}: --out {folder} was begun with {before}, and runs of one comparison must not differ in it. Repeat the "
+                "options of the first call, or choose another --out."
+            )
     elif folder.exists() and any(folder.iterdir()):
         raise ValueError(
             f"--out {folder} is not empty: it must be new, or hold a comparison, because nothing is overwritten. Choose another."
@@ -178,7 +176,7 @@ def _finished(folder: Path | None, cell: Cell, choice: Choice) -> dict[str, Any]
 
 
 def _compared(found: dict[Cell, dict[str, Any]], methods: list[str], choices: dict[tuple[str, float], Choice]) -> dict[str, Any]:
-    rows, differences = [], []
+    rows, pairs = [], []
     accuracy = {cell: record["result"]["test"] for cell, record in found.items()}
     for epsilon in sorted({cell.epsilon for cell in found}):
         for method in methods:
@@ -194,12 +192,12 @@ def _compared(found: dict[Cell, dict[str, Any]], methods: list[str], choices: di
             )
             if method != methods[0]:
                 against = [accuracy[Cell(methods[0], epsilon, cell.seed)] for cell in cells]
-                differences.append(
+                pairs.append(
                     {"method": method, "against": methods[0], "epsilon": epsilon} | paired([accuracy[cell] for cell in cells], against)
                 )
     failed = [cell.name for cell, record in found.items() if not record["receipt"]["passed"]]
     assert not failed, failed  # a run whose receipt fails does not start
-    return {"rows": rows, "differences": differences, "warnings": _warnings(choices), "note": NOTE}
+    return {"rows": rows, "differences": pairs, "warnings": _warnings(choices), "note": NOTE}
 
 
 def _warnings(choices: dict[tuple[str, float], Choice]) -> list[str]:
@@ -216,10 +214,10 @@ def percent(share: float | None) -> str:
 
 def lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
     """method, epsilon, n, mean ± std, interval, trials; and the difference from the first method with its interval."""
-    differences = {(d["method"], d["epsilon"]): d for d in result["differences"]}
+    paired_by = {(d["method"], d["epsilon"]): d for d in result["differences"]}
     found = []
     for row in result["rows"]:
-        d = differences.get((row["method"], row["epsilon"]))
+        d = paired_by.get((row["method"], row["epsilon"]))
         found.append(
             (
                 row["method"], f"{row['epsilon']:g}", str(row["n"]), f"{percent(row['mean'])} ± {percent(row['std'])}", _interval(row),
@@ -238,11 +236,10 @@ COLUMNS = ("method", "epsilon", "runs", "test, %", "95 % interval", "trials", "m
 
 def markdown(result: dict[str, Any]) -> str:
     """The table, what it means, and how it was made."""
-    rows = [COLUMNS, tuple("---" for _ in COLUMNS), *lines(result)]
     settings = ", ".join(f"{name} {value}" for name, value in result["settings"].items())
     parts = [
         f"# {result['settings']['recipe']}: methods compared",
-        "\n".join("| " + " | ".join(row) + " |" for row in rows),
+        markdown_table(COLUMNS, lines(result)),
         *(f"Warning: {warning}" for warning in result["warnings"]),
         result["note"],
         f"Settings: {settings}.",

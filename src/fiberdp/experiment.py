@@ -22,6 +22,7 @@ from fiberdp.methods import method as method_named
 from fiberdp.optim import EMAWeights
 from fiberdp.planning import plan
 from fiberdp.recipes import Recipe, recipe_named
+from fiberdp.record import differences
 from fiberdp.run_directory import Reporter, RunDirectory, Silent, only_writer, refuse_used
 from fiberdp.scaling import SecondMoment
 from fiberdp.trainer import Run
@@ -201,14 +202,8 @@ def _device(device: str) -> torch.device:
 
 def _same_run(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise ValueError naming the first setting in which the resumed run would differ."""
-    for where, old, new in _differences(before, json.loads(json.dumps(now)), ""):
+    for where, old, new in differences(before, json.loads(json.dumps(now))):
         raise ValueError(
             f"resume with {where}={new}, but the run was started with {old}: the plan must be the same, because epsilon "
             "was calibrated for it. Repeat the options of the first call."
         )
-
-
-def _differences(old: Any, new: Any, where: str) -> list[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        return [d for key in {**old, **new} for d in _differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)]
-    return [] if old == new else [(where, old, new)]

@@ -1,4 +1,4 @@
-"""The run's public record: what it depends on, in JSON that any parser reads."""
+"""What is public of runs: what a record depends on, JSON that any parser reads, tables, and where two settings differ."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,19 @@ from fiberdp._version import __version__
 def to_text(value: Any, *, indent: int | None = 2) -> str:
     """JSON that any parser reads: an infinite or undefined number becomes null."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[tuple[str, Any, Any]]:
+    """(where, old, new) of every setting in which two trees of plain values differ, "plan.steps" for one in a branch."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [d for key in {**old, **new} for d in differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)]
+    return [] if old == new else [(where, old, new)]
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, one line a row."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def lines_until(path: Path, step: int) -> list[bytes]:

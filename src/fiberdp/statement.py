@@ -60,8 +60,7 @@ def account(
     if epsilon is not None:
         positive("epsilon", epsilon, why="It is the privacy budget of the whole run.")
     if noise_multiplier is not None:
-        interval("noise_multiplier", noise_multiplier, 0, math.inf, open_low=True, open_high=True,
-                 why="Without noise epsilon is infinite. Give sigma = std / C.")  # fmt: skip
+        _check_noise(noise_multiplier)
 
     def figures(name: str) -> dict[str, float]:
         sigma = noise_multiplier
@@ -71,19 +70,8 @@ def account(
         spent = price(sampler.charge(sigma, steps), delta, relation=sampler.relation, accountant=name)
         return {"noise_multiplier": float(sigma), "epsilon": spent}
 
-    stated = figures(main)
-    return {
-        **stated,
-        "delta": delta,
-        "relation": sampler.relation,
-        "accountant": main,
-        "sampling": sampling,
-        "num_examples": num_examples,
-        "batch_size": batch_size,
-        "steps": steps,
-        **({} if groups is None else {"groups": groups}),
-        "alternatives": _alternatives(main, stated, figures),
-    }
+    rest = {"batch_size": batch_size, "steps": steps, **({} if groups is None else {"groups": groups})}
+    return _stated(figures, main, sampler, delta, rest)
 
 
 def account_phases(
@@ -113,8 +101,7 @@ def account_phases(
     samplers = [sampler_named(sampling, num_examples, batch_size) for batch_size, _, _ in phases]
     for _, steps, sigma in phases:
         count("steps", steps, why="It is the number of steps of a phase, each of which releases a gradient.")
-        interval("noise_multiplier", sigma, 0, math.inf, open_low=True, open_high=True,
-                 why="Without noise epsilon is infinite. Give sigma = std / C.")  # fmt: skip
+        _check_noise(sigma)
     charges = [sampler.charge(sigma, steps) for sampler, (_, steps, sigma) in zip(samplers, phases)]
     sampler = samplers[0]  # all have one relation
     main = choice("accountant", sampler.accountant if accountant is None else accountant, ACCOUNTANTS)
@@ -122,32 +109,38 @@ def account_phases(
     def figures(name: str) -> dict[str, float]:
         return {"epsilon": price(compose(charges), delta, relation=sampler.relation, accountant=name)}
 
+    each = [{"batch_size": b, "steps": t, "noise_multiplier": sigma} for b, t, sigma in phases]
+    return _stated(figures, main, sampler, delta, {"steps": sum(steps for _, steps, _ in phases), "phases": each})
+
+
+def _stated(figures: Callable[[str], dict[str, float]], main: str, sampler: Any, delta: float, rest: dict[str, Any]) -> dict[str, Any]:
+    """figures(accountant) by the main one, what they are about, and by the others under "alternatives"."""
     stated = figures(main)
+    alternatives: dict[str, dict[str, float]] = {}
+    for name in ACCOUNTANTS:
+        if name == main:
+            if name != "pld":
+                alternatives[_ALTERNATIVE[name]] = dict(stated)
+            continue
+        try:
+            alternatives[_ALTERNATIVE[name]] = figures(name)
+        except ValueError:  # the inputs are valid, main priced them: this accountant cannot reach the target
+            continue
     return {
         **stated,
         "delta": delta,
         "relation": sampler.relation,
         "accountant": main,
-        "sampling": sampling,
-        "num_examples": num_examples,
-        "steps": sum(steps for _, steps, _ in phases),
-        "phases": [{"batch_size": b, "steps": t, "noise_multiplier": sigma} for b, t, sigma in phases],
-        "alternatives": _alternatives(main, stated, figures),
+        "sampling": sampler.name,
+        "num_examples": sampler.num_examples,
+        **rest,
+        "alternatives": alternatives,
     }
 
 
-def _alternatives(main: str, stated: dict[str, float], figures: Callable[[str], dict[str, float]]) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for name in ACCOUNTANTS:
-        if name == main:
-            if name != "pld":
-                found[_ALTERNATIVE[name]] = dict(stated)
-            continue
-        try:
-            found[_ALTERNATIVE[name]] = figures(name)
-        except ValueError:  # the inputs are valid, main priced them: this accountant cannot reach the target
-            continue
-    return found
+def _check_noise(sigma: float) -> None:
+    why = "Without noise epsilon is infinite. Give sigma = std / C."
+    interval("noise_multiplier", sigma, 0, math.inf, open_low=True, open_high=True, why=why)
 
 
 def account_ledger(path: str, *, unfinished: bool = False) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from fiberdp.methods import METHODS, Method
 from fiberdp.observation import TwoPoint
 from fiberdp.optim import SGD
 from fiberdp.recipes import Recipe, recipe_named
-from fiberdp.record import to_text, versions
+from fiberdp.record import differences, markdown_table, to_text, versions
 from fiberdp.workers import Job, Observer, Unheard, records
 
 KAPPA, GAMMA, OMEGA = (0.5, 0.6, 0.7, 0.8, 0.9), (0.6, 0.7, 0.8, 0.9), (0.6, 0.7, 0.8, 0.9, 0.99)  # Table 9
@@ -116,9 +116,10 @@ def sweep(
     kept = _study(optuna, named, storage or (f"sqlite:///{folder}/sweep.db" if folder else None))
     common = {"recipe": chosen.name, "method": method, "epsilon": target, "seed": seed} | settings
     _same_search(kept, common)
-    watching, done = observer or Unheard(), [t for t in kept.trials if t.state.name == "COMPLETE"]
-    watching.planned(len(done), budget)
+    watching = observer or Unheard()
+    watching.planned(len(_complete(kept)), budget)
     best: dict[str, Any] = {}
+    so_far: list[str] = []
     for stage in stages(base, budget):
         open_trials: dict[str, Any] = {}
         job = {"recipe": recipe, "method": method, "epsilon": target, "seed": seed, "test": False, **settings}
@@ -128,7 +129,8 @@ def sweep(
             for key, value in _kept(record).items():
                 trial.set_user_attr(key, value)
             kept.tell(trial, record["result"]["heldout"])
-        best |= _best(kept, stage.name)
+        so_far.append(stage.name)
+        best |= _best(kept, so_far)
     found = _result(kept, common, best, budget)
     if folder is not None:
         write_atomically(folder / "sweep.json", to_text(found | {"versions": versions()}))
@@ -166,16 +168,14 @@ def _sampler(trial: int, seed: int) -> Any:
 
 
 def _same_search(study: Any, settings: dict[str, Any]) -> None:
-    before, now = study.user_attrs.get("settings"), {name: value for name, value in settings.items() if value is not None}
-    if before is None:
+    now = {name: value for name, value in settings.items() if value is not None}
+    if "settings" not in study.user_attrs:
         study.set_user_attr("settings", now)
-        return
-    for name in sorted({*before, *now}):
-        if before.get(name) != now.get(name):
-            raise ValueError(
-                f"{name}={now.get(name)}: study {study.study_name} was begun with {before.get(name)}, and its trials must not differ in "
-                "it. Repeat the options of the first call, or give another --study."
-            )
+    for name, before, given in differences(study.user_attrs["settings"], now):
+        raise ValueError(
+            f"{name}={given}: study {study.study_name} was begun with {before}, and its trials must not differ in it. Repeat the options "
+            "of the first call, or give another --study."
+        )
 
 
 def _jobs(
@@ -212,14 +212,18 @@ def _kept(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _best(study: Any, stage: str) -> dict[str, Any]:
-    """The options of the best trial so far, of this stage or one before: a stage that finds nothing better changes nothing."""
-    done = [t for t in study.trials if t.state.name == "COMPLETE"]
+def _complete(study: Any) -> list[Any]:
+    return [t for t in study.trials if t.state.name == "COMPLETE"]
+
+
+def _best(study: Any, so_far: list[str]) -> dict[str, Any]:
+    """The options of the best trial of these stages: one that finds nothing better changes nothing, and a later one is not looked at."""
+    done = [t for t in _complete(study) if t.user_attrs["stage"] in so_far]
     return dict(max(done, key=lambda t: t.value).user_attrs["options"]) if done else {}
 
 
 def _result(study: Any, settings: dict[str, Any], best: dict[str, Any], budget: int) -> dict[str, Any]:
-    done = [t for t in study.trials if t.state.name == "COMPLETE"]
+    done = _complete(study)
     rows = [
         {"number": t.number, "heldout": t.value} | {k: t.user_attrs[k] for k in ("stage", "options", "epsilon", "std_ratio", "seconds")}
         for t in done
@@ -245,5 +249,4 @@ def markdown(found: dict[str, Any]) -> str:
         for t in sorted(found["trials"], key=lambda t: -t["heldout"])
     ]  # fmt: skip
     title = f"# {found['recipe']}: {found['method']} at epsilon {found['epsilon']:g}, {len(rows)} trials"
-    table = "\n".join("| " + " | ".join(row) + " |" for row in (columns, tuple("---" for _ in columns), *rows))
-    return f"{title}\n\n{table}\n\n{found['note']}\n"
+    return f"{title}\n\n{markdown_table(columns, rows)}\n\n{found['note']}\n"

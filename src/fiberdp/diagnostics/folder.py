@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fiberdp._disk import make_folder, write_atomically
-from fiberdp.record import to_text, versions
+from fiberdp.record import markdown_table, to_text, versions
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 """Colours that the colour-blind can tell apart (Okabe and Ito)."""
@@ -33,8 +33,7 @@ class Table:
     rows: list[tuple[str, ...]]
 
     def markdown(self) -> str:
-        lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
-        return f"**{self.title}**\n\n" + "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return f"**{self.title}**\n\n{markdown_table(self.columns, self.rows)}"
 
 
 def new_folder(out: str | Path | None) -> Path | None:
