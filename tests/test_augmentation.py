@@ -330,7 +330,7 @@ def recipe(**changes) -> Recipe:
     data = {name: images(n, torch.float32, seed) for name, n, seed in (("train", 60, 1), ("heldout", 30, 2), ("test", 30, 3))}
     made = Recipe(
         name="tiny", task="", model="", data="", paper="", cpu_minutes=0, epsilon=3.0, clip_norm=1.0, batch_size=15, epochs=3,
-        options={}, load=lambda data_dir: data, loss=classification_loss, build=network, augmentation=CropFlip(padding=1),
+        num_examples=60, options={}, load=lambda data_dir: data, loss=classification_loss, build=network, augmentation=CropFlip(padding=1),
     )  # fmt: skip
     return replace(made, **changes)
 

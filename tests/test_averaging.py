@@ -17,6 +17,7 @@ from fiberdp.evaluation import evaluate
 from fiberdp.flat import FlatParameters
 from fiberdp.methods import METHODS, Method, method
 from fiberdp.optim import AVERAGINGS, EMAWeights, NoAveraging, Optimizer, onepass
+from fiberdp.recipes.recipe import classification
 from fiberdp.types import Noise, Release
 from test_run_directory import Crash, CrashAfter, contents, recipe, refused, rows
 
@@ -127,10 +128,15 @@ def test_evaluation_with_other_parameters_leaves_the_model_alone_even_if_it_fail
     model, other = (nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 2)) for _ in range(2))
     flat = FlatParameters(model)
     theta = flat.theta.clone()
-    expected = evaluate(other, rows(50, 2))
-    assert evaluate(model, rows(50, 2), parameters=dict(other.named_parameters())) == expected != evaluate(model, rows(50, 2))
+    expected = evaluate(classification, other, rows(50, 2))
+    assert (
+        evaluate(classification, model, rows(50, 2), parameters=dict(other.named_parameters()))
+        == expected
+        != evaluate(classification, model, rows(50, 2))
+    )
+    wrong = {"image": torch.zeros(3, 5), "label": torch.zeros(3).long()}
     with pytest.raises(RuntimeError):
-        evaluate(model, {"image": torch.zeros(3, 5), "label": torch.zeros(3).long()}, parameters=flat.views(theta + 1))
+        evaluate(classification, model, wrong, parameters=flat.views(theta + 1))
     assert torch.equal(flat.theta, theta)
     flat.check()
 
@@ -163,7 +169,7 @@ def test_record_metrics_and_release_hold_the_average_beside_the_weights(tmp_path
 
     averaged = recipe().build()
     averaged.load_state_dict(load_file(tmp_path / "a" / "release" / "averaged.safetensors"))
-    reached = {name: evaluate(averaged, rows(50, seed)) for name, seed in (("heldout", 2), ("test", 3))}
+    reached = {name: evaluate(classification, averaged, rows(50, seed)) for name, seed in (("heldout", 2), ("test", 3))}
     assert record["result"]["averaged"] == {name: found["accuracy"] for name, found in reached.items()}
     assert record["config"]["plan"]["method"]["averaging"] == {"type": "ema", "decay": 0.9}
     lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]

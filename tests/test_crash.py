@@ -51,7 +51,7 @@ def rows(n: int, seed: int) -> dict[str, torch.Tensor]:
 DATA = {"train": rows(40, 1), "heldout": rows(10, 2), "test": rows(10, 3)}
 RECIPE = Recipe(
     name="tiny", task="", model="", data="", paper="", cpu_minutes=0, epsilon=3.0, clip_norm=1.0, batch_size=20, epochs=2,
-    options={"fiber": {"lr": 0.02}, "mf-dp-ftrl": {"bands": 2}}, load=lambda data: DATA, loss=classification_loss,
+    num_examples=40, options={"fiber": {"lr": 0.02}, "mf-dp-ftrl": {"bands": 2}}, load=lambda data: DATA, loss=classification_loss,
     build=lambda: nn.Linear(4, 2),
 )  # fmt: skip
 

@@ -33,7 +33,7 @@ def tiny(loss=classification_loss) -> Recipe:
     data = {"train": rows(300, 1), "heldout": rows(50, 2), "test": rows(50, 3)}
     return Recipe(
         name="tiny", task="", model="", data="", paper="", cpu_minutes=0, epsilon=1.0, clip_norm=1.0, batch_size=50, epochs=4,
-        options={"fiber": {"lr": 0.002}}, load=lambda data_dir: data, loss=loss,
+        num_examples=300, options={"fiber": {"lr": 0.002}}, load=lambda data_dir: data, loss=loss,
         build=lambda: nn.Sequential(nn.Linear(6, 32), nn.Dropout(0.2), nn.Tanh(), nn.Linear(32, 2)),
     )  # fmt: skip
 

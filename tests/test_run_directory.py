@@ -21,7 +21,7 @@ import fiberdp
 from fiberdp import experiment
 from fiberdp.accounting import read_ledger
 from fiberdp.evaluation import evaluate
-from fiberdp.recipes.recipe import Recipe, classification_loss
+from fiberdp.recipes.recipe import Recipe, classification, classification_loss
 
 
 def rows(n, seed):
@@ -34,7 +34,7 @@ def recipe() -> Recipe:
     data = {"train": rows(300, 1), "heldout": rows(50, 2), "test": rows(50, 3)}
     return Recipe(
         name="tiny", task="", model="", data="", paper="", cpu_minutes=0, epsilon=3.0, clip_norm=1.0, batch_size=50, epochs=4,
-        options={"fiber": {"lr": 0.02}, "mf-dp-ftrl": {"bands": 4}}, load=lambda data_dir: data, loss=classification_loss,
+        num_examples=300, options={"fiber": {"lr": 0.02}, "mf-dp-ftrl": {"bands": 4}}, load=lambda data_dir: data, loss=classification_loss,
         build=lambda: nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 2)),
     )  # fmt: skip
 
@@ -155,7 +155,7 @@ def test_files_of_the_run_directory(tmp_path):
     assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) == 4
     model = recipe().build()
     model.load_state_dict(load_file(tmp_path / "a" / "release" / "model.safetensors"))
-    assert evaluate(model, rows(50, 3))["accuracy"] == record["result"]["test"]
+    assert evaluate(classification, model, rows(50, 3))["accuracy"] == record["result"]["test"]
     for key in ("recipe", "method", "seed", "keys", "privacy", "receipt", "result", "timing", "versions", "config"):
         assert key in record
 

@@ -31,7 +31,10 @@ def test_every_method_gets_the_same_number_of_trials_in_stages_that_fit_it(name,
     method, found = METHODS[name], stages(METHODS[name], trials)
     assert sum(stage.trials for stage in found) == trials
     assert found[0].name == "base"
-    assert found[0].lr == (LR_SGD if method.update.name == "sgd" else LR_ADAMW)
+    first, ends = found[0].lr
+    assert ends == (LR_SGD if method.update.name == "sgd" else LR_ADAMW)
+    assert first[0] == method.update.lr
+    assert all(ends[0] <= lr <= ends[1] for lr in first)
     assert all(1 <= stage.trials <= len(stage.grid) for stage in found[1:])
     geometry = next((stage for stage in found if stage.name == "geometry"), None)
     assert (geometry is None) == (method.observation.name == "one_point")

@@ -14,6 +14,7 @@ from fiberdp.experiment import tuned_method
 from fiberdp.methods import Method
 from fiberdp.planning import Plan, plan
 from fiberdp.recipes import recipe_named
+from fiberdp.sampling.source import as_source
 
 
 def audit_named(
@@ -49,7 +50,12 @@ def audit_named(
     chosen = recipe_named(config.get("recipe", target))
     _validate.count("canaries", canaries, low=20, why="A tenth of them is guessed, and each guess is one coin.")
     rows = chosen.load(data)["train"]
-    own = len(rows["label"])
+    if not isinstance(rows, dict):
+        raise ValueError(
+            f"audit {target}: its rows have different lengths, and a canary is a row of one shape: recipes of images can be audited. "
+            "Choose one, or audit your own model with fiberdp.diagnostics.audit."
+        )
+    own = len(as_source(rows))
     whole = own + canaries
     delta = 0.01 / canaries if delta is None else delta
 

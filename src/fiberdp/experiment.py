@@ -24,6 +24,7 @@ from fiberdp.planning import plan
 from fiberdp.recipes import Recipe, recipe_named
 from fiberdp.record import differences
 from fiberdp.run_directory import Reporter, RunDirectory, Silent, only_writer, refuse_used
+from fiberdp.sampling.source import as_source
 from fiberdp.scaling import SecondMoment
 from fiberdp.trainer import Run
 
@@ -101,7 +102,8 @@ def fit(
             saved, state = load_checkpoint(folder / "resume")
 
         rows = chosen.load(data)
-        num_examples = len(rows["train"]["label"])
+        train = as_source(rows["train"])
+        num_examples = len(train)
         agreed = plan(
             method=tuned,
             num_examples=num_examples,
@@ -127,9 +129,7 @@ def fit(
             engine = state["engine"]  # what "auto" chose may not change on the way
 
         model = chosen.fresh(keys, target)
-        run = Run(
-            agreed, model, chosen.loss, rows["train"], keys=keys, engine=engine, precision=precision, micro_batch_size=micro_batch_size
-        )
+        run = Run(agreed, model, chosen.loss, train, keys=keys, engine=engine, precision=precision, micro_batch_size=micro_batch_size)
         trained = RunDirectory(folder, run, config, chosen, rows, reporter or Silent(), unaccounted, held)
         trained.prepare(saved, state)
         trained.train()

@@ -155,7 +155,7 @@ class RunDirectory:
 
     def finish(self, test: bool) -> dict[str, Any]:
         """The record; and, with a directory, release/ and record.json, in that order: the record says that the rest is there."""
-        run, plan = self.run, self.run.plan
+        run, plan, metric = self.run, self.run.plan, self.recipe.metric
         receipt = run.prove()
         chain = run.ledger.finish()
         if not self.last:  # the crash fell between the last step and the record
@@ -183,10 +183,11 @@ class RunDirectory:
             "clamp_mass": self.last.get("clamp_mass"),
             "warnings": _warnings(self.last.get("clamp_mass"), plan.method.calibration),
             "result": {
-                "metric": "accuracy",
-                "heldout": self.last["heldout"]["accuracy"],
-                "test": evaluate(run.model, self.rows["test"])["accuracy"] if test else None,
+                "metric": metric,
+                "heldout": self.last["heldout"][metric],
+                "test": self._metrics("test")[metric] if test else None,
                 "averaged": self._averaged_result(test),
+                **(evaluate(self.recipe.details, run.model, self.rows["test"]) if test and self.recipe.details else {}),
                 "note": "held-out and test rows are never trained on; these figures stand outside epsilon",
             },
             "timing": {
@@ -223,19 +224,25 @@ class RunDirectory:
             "epsilon": self.run.epsilon,
             "lr": lr,
             "clamp_mass": self.run.optimizer.clamp_mass(),
-            "heldout": evaluate(self.run.model, self.rows["heldout"]),
+            "heldout": self._metrics("heldout"),
             "heldout_averaged": self._averaged("heldout"),
         }
+
+    def _metrics(self, rows: str) -> dict[str, float]:
+        return evaluate(self.recipe.metrics, self.run.model, self.rows[rows])
 
     def _averaged(self, rows: str) -> dict[str, float] | None:
         """What the averaged weights reach; None without averaging."""
         theta_bar, flat = self.run.optimizer.theta_bar, self.run.flat
-        return None if theta_bar is None else evaluate(self.run.model, self.rows[rows], parameters=flat.views(theta_bar))
+        if theta_bar is None:
+            return None
+        return evaluate(self.recipe.metrics, self.run.model, self.rows[rows], parameters=flat.views(theta_bar))
 
     def _averaged_result(self, test: bool) -> dict[str, float | None] | None:
         heldout = self.last["heldout_averaged"]
         reached = self._averaged("test") if test else None
-        return heldout and {"heldout": heldout["accuracy"], "test": reached["accuracy"] if reached else None}
+        metric = self.recipe.metric
+        return heldout and {"heldout": heldout[metric], "test": reached[metric] if reached else None}
 
     def _evaluate(self, done: int, lr: float) -> None:
         self.last = self._line(done, lr)

@@ -1,7 +1,7 @@
 """Tune a method on held-out training rows, in stages (paper, appendix E.1): the base first, then (kappa, gamma), then omega.
 
     stage      options                                      trials of N
-    base       lr, and bands of correlated noise            what the others leave: N, or N/2 if there are others
+    base       lr, from the recipe's, and bands             what the others leave: N, or N/2 if there are others
     geometry   kappa, gamma of the observation              N/4, or N/2 without a filter stage
     filter     omega, or kappa of an EMA of its own         N/4, or N/2 without a geometry stage
 
@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 import random
 import socket
+import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -35,6 +37,8 @@ from fiberdp.workers import Job, Observer, Unheard, records
 KAPPA, GAMMA, OMEGA = (0.5, 0.6, 0.7, 0.8, 0.9), (0.6, 0.7, 0.8, 0.9), (0.6, 0.7, 0.8, 0.9, 0.99)  # Table 9
 LR_ADAMW, LR_SGD = (1e-4, 1e-1), (2e-2, 5.0)
 BANDS = (1, 2, 4, 8, 16)
+START = (1, 2, 1 / 2, 4, 1 / 4, 8, 1 / 8)  # times the learning rate that the method has in the recipe: the first trials, then TPE
+ATTEMPTS = 5
 NOTE = (
     "Scored on held-out training rows, which are never trained on, by one run a trial with keys of one seed. Tuning is not charged to "
     "epsilon: on rows that must be protected, tune on others."
@@ -43,11 +47,11 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Stage:
-    """lr: the ends of a range that is searched in its logarithm, None for none.  grid: what else is tried, each at most once."""
+    """lr: the first ones, then the ends of a range that is searched in its logarithm; None for none.  grid: what else is tried."""
 
     name: str
     trials: int
-    lr: tuple[float, float] | None
+    lr: tuple[tuple[float, ...], tuple[float, float]] | None
     grid: tuple[dict[str, Any], ...]
 
 
@@ -67,8 +71,12 @@ def stages(method: Method, trials: int) -> list[Stage]:
         later.append(("filter", _others(filter, [{"kappa": kappa} for kappa in KAPPA])))
     shares = {0: [], 1: [trials // 2], 2: [trials // 4, trials // 4]}[len(later)]
     shares = [min(share, len(grid)) for share, (_, grid) in zip(shares, later)]
-    bands = tuple({"bands": bands} for bands in BANDS) if isinstance(method.mechanism, Banded) else ({},)
-    base = Stage("base", trials - sum(shares), LR_SGD if isinstance(method.update, SGD) else LR_ADAMW, bands)
+    bands: tuple[dict[str, Any], ...] = ({},)
+    if isinstance(method.mechanism, Banded):
+        bands = tuple({"bands": each} for each in sorted(BANDS, key=lambda each: each != method.mechanism.bands))
+    low, high = LR_SGD if isinstance(method.update, SGD) else LR_ADAMW
+    first = tuple(dict.fromkeys(min(high, max(low, factor * method.update.lr)) for factor in START))
+    base = Stage("base", trials - sum(shares), (first, (low, high)), bands)
     return [base, *(Stage(name, share, None, grid) for share, (name, grid) in zip(shares, later))]
 
 
@@ -149,13 +157,19 @@ def _optuna() -> Any:
 
 def _study(optuna: Any, name: str, storage: str | None) -> Any:
     """The study of that name, made if it is not there; trials of processes that died on this machine are given back."""
-    try:
-        study = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
-    except Exception as error:
-        raise ValueError(
-            f"storage {storage!r} cannot be used ({str(error).splitlines()[0]}): it must be a database URL that answers, because every "
-            "trial is kept there. Give sqlite:///FILE or postgresql://…, or leave it out."
-        ) from error
+    study = None
+    for attempt in range(ATTEMPTS):  # two processes that make the tables of a new database at once: one of them fails, and finds them
+        try:
+            study = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
+            break
+        except Exception as error:
+            if attempt == ATTEMPTS - 1:
+                raise ValueError(
+                    f"storage {storage!r} cannot be used ({str(error).splitlines()[0]}): it must be a database URL that answers, because "
+                    "every trial is kept there. Give sqlite:///FILE or postgresql://…, or leave it out."
+                ) from error
+            time.sleep(0.1 * (attempt + 1))
+    assert study is not None
     for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
         host, _, pid = trial.user_attrs.get("owner", ":0").rpartition(":")
         if host == socket.gethostname() and not Path(f"/proc/{pid}").exists():
@@ -163,8 +177,14 @@ def _study(optuna: Any, name: str, storage: str | None) -> Any:
     return study
 
 
-def _sampler(trial: int, seed: int) -> Any:
-    return _optuna().samplers.TPESampler(seed=(seed * 1_000_003 + trial) % 2**32, constant_liar=True)
+def _sampler(trial: int, seed: int, first: tuple[float, ...]) -> Any:
+    """Of its own for each trial, or two processes would draw the same."""
+    samplers = _optuna().samplers
+    found = samplers.TPESampler(seed=(seed * 1_000_003 + trial) % 2**32, n_startup_trials=len(first), constant_liar=True)
+    if trial >= len(first):
+        return found
+    with warnings.catch_warnings(action="ignore"):  # it is called experimental
+        return samplers.PartialFixedSampler({"lr": first[trial]}, found)
 
 
 def _same_search(study: Any, settings: dict[str, Any]) -> None:
@@ -182,7 +202,7 @@ def _jobs(
     study: Any, stage: Stage, best: dict[str, Any], job: dict[str, Any], open_trials: dict[str, Any], rng: random.Random
 ) -> Iterator[Job]:
     """Trials of the stage, one at a time, until all machines together have begun as many as it has."""
-    order = rng.sample(stage.grid, len(stage.grid))
+    order = list(stage.grid) if stage.lr else rng.sample(stage.grid, len(stage.grid))
     while True:
         begun = [t for t in study.trials if t.user_attrs.get("stage") == stage.name and t.state.name in ("RUNNING", "COMPLETE")]
         if len(begun) >= stage.trials:
@@ -192,11 +212,11 @@ def _jobs(
         if stage.lr is None:
             options = next(best | grid for grid in order if best | grid not in tried)
         trial = study.ask()
-        study.sampler = _sampler(trial.number, job["seed"])  # of its own, or two processes would draw the same
         trial.set_user_attr("owner", f"{socket.gethostname()}:{os.getpid()}")
         trial.set_user_attr("stage", stage.name)
         if stage.lr is not None:
-            options = options | {"lr": trial.suggest_float("lr", *stage.lr, log=True)}
+            study.sampler = _sampler(trial.number, job["seed"], stage.lr[0])
+            options = options | {"lr": trial.suggest_float("lr", *stage.lr[1], log=True)}
         trial.set_user_attr("options", options)
         name = f"{stage.name} {trial.number}: " + ", ".join(f"{option} {value:.4g}" for option, value in options.items())
         open_trials[name] = trial

@@ -60,7 +60,7 @@ def clamp(
         for step in run:
             masses.append(run.optimizer.clamp_mass())
             advance(i * total + step.step + 1, len(floors) * total)
-        heldout = evaluate(run.model, it.rows["heldout"])["accuracy"]
+        heldout = evaluate(it.recipe.metrics, run.model, it.rows["heldout"])[it.recipe.metric]
         rows.append({"eps_v": eps_v, "clamp_mass": float(np.mean(masses[warm_up:])), "final": masses[-1], "heldout": heldout})
         series[str(eps_v)] = masses
     noise = it.plan.charged_noise(0)

@@ -14,6 +14,7 @@ from fiberdp.methods import Method
 from fiberdp.methods import method as method_named
 from fiberdp.planning import Plan, plan
 from fiberdp.recipes import Recipe, recipe_named
+from fiberdp.sampling.source import as_source
 from fiberdp.trainer import Run
 from fiberdp.types import Release
 
@@ -42,7 +43,7 @@ def subject(recipe: str | Recipe, method: Method | None, *, steps: int | None, e
     if steps is not None:
         _validate.count("steps", steps, why="It is how many releases are measured.")
     rows = chosen.load(data)
-    num_examples = len(rows["train"]["label"])
+    num_examples = len(as_source(rows["train"]))
     agreed = plan(
         method=method or fiber(chosen),
         num_examples=num_examples,

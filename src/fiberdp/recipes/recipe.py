@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,14 +14,59 @@ if TYPE_CHECKING:
     from fiberdp._random import Keys
 
 
+@dataclass(frozen=True)
+class Published:
+    """A figure that somebody reports for this task: context for ours, never a bar.  value, std: in percent, or in the metric's own unit."""
+
+    method: str
+    epsilon: float
+    value: float
+    place: str
+    std: float | None = None
+    metric: str = "accuracy"
+
+
+def published(place: str, epsilons: Sequence[float], figures: Mapping[str, Sequence[float]], **rest: Any) -> tuple[Published, ...]:
+    """The rows of a table of a paper: method -> one figure an epsilon."""
+    return tuple(
+        Published(method, epsilon, value, place, **rest)
+        for method, row in figures.items()
+        for epsilon, value in zip(epsilons, row, strict=True)
+    )
+
+
+def image_logits(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch["image"])
+
+
+def classification_loss(model: nn.Module, batch: Any, logits: Callable[[nn.Module, Any], Tensor] = image_logits) -> Tensor:
+    """Cross-entropy, one number an example."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(logits(model, batch), batch["label"], reduction="none")
+
+
+def classification(model: nn.Module, rows: Any, logits: Callable[[nn.Module, Any], Tensor] = image_logits) -> dict[str, float]:
+    """accuracy and loss; f1 too for two classes."""
+    from fiberdp.evaluation import classified
+
+    return classified(logits, model, rows)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """load(data_dir) -> {"train", "heldout", "test"}, each {"image", "label"} with N rows.  build() -> the model, freshly initialised.
+    """load(data_dir) -> {"train", "heldout", "test"}, each a dict of tensors with one row an example, or a source of such batches.
+    build() -> the model, freshly initialised; trainable parameters are those that require gradients.
+
+    loss(model, batch) -> [b].  metrics(model, rows) -> {name: figure} at the end of every epoch, of held-out rows; `metric`, a share, is
+    the one that runs are tuned and compared by.  details(model, test rows) -> {"details": {name: figure}, "samples": […]}, once, after
+    training; for what is too slow to measure at every epoch.
+    num_examples: N, the training rows without the held-out ones.  grids: what the paper searches (Table 9), and we.
 
     options: per method, what was tuned on the held-out rows (never on test), such as {"fiber": {"lr": 1e-3}}.  trials: by how many trials.
     row() -> a batch of one blank example, for its structure, so that the model can be checked without data; None: read from load.
     augmentation: how --multiplicity makes copies of an example; None if the task has no such way.  Used only when asked for.
-    paper: where the paper's figure for this task stands, and the figure.  cpu_minutes: measured for `fiber` on 2 cores.
+    paper: where the paper's figures for this task stand; published: the figures.  cpu_minutes: measured for `fiber` on 2 cores.
     delta is N**-1.1 from the number N of training rows, computed.
     """
 
@@ -34,10 +80,16 @@ class Recipe:
     clip_norm: float
     batch_size: int
     epochs: int
+    num_examples: int
     options: dict[str, dict[str, Any]]
-    load: Callable[[str | None], dict[str, dict[str, Tensor]]]
+    load: Callable[[str | None], dict[str, Any]]
     build: Callable[[], nn.Module]
-    loss: Callable[[nn.Module, Any], Tensor]
+    loss: Callable[[nn.Module, Any], Tensor] = classification_loss
+    metrics: Callable[[nn.Module, Any], dict[str, float]] = classification
+    metric: str = "accuracy"
+    details: Callable[[nn.Module, Any], dict[str, Any]] | None = None
+    published: tuple[Published, ...] = ()
+    grids: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     trials: Mapping[str, int] = field(default_factory=dict)
     augmentation: Any = None
     row: Callable[[], dict[str, Tensor]] | None = None
@@ -53,11 +105,9 @@ class Recipe:
             return self.build().to(target)
 
 
-def classification_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Cross-entropy, one number an example."""
-    from torch.nn.functional import cross_entropy
-
-    return cross_entropy(model(batch["image"]), batch["label"], reduction="none")
+def by_logits(logits: Callable[[nn.Module, Any], Tensor]) -> dict[str, Any]:
+    """loss and metrics of a classifier that reads a batch in its own way."""
+    return {"loss": partial(classification_loss, logits=logits), "metrics": partial(classification, logits=logits)}
 
 
 def blank_image(*shape: int, floating: bool = False) -> dict[str, Tensor]:

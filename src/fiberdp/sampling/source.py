@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from fiberdp import _tree
 
 
+@runtime_checkable
 class Source(Protocol):
     def __len__(self) -> int: ...
     def take(self, indices: Tensor) -> Any: ...
@@ -40,6 +41,29 @@ class TensorSource:
         return digest.hexdigest()
 
 
+class PaddedSource(TensorSource):
+    """Rows of different lengths: {"length": [N], others [N] or [N, L]}, of which a batch keeps the columns that its longest row fills.
+
+    The rows are put in order, longest first, ties by position: a sampler's batch is ascending, so its micro-batches hold rows of about
+    one length, and row 0, from which memory is estimated, is the longest.  No row is changed: a model that heeds `length` gives each
+    example the gradient that it has alone.
+
+    >>> rows = {"ids": torch.tensor([[7, 0, 0], [1, 2, 0]]), "length": torch.tensor([1, 2])}
+    >>> PaddedSource(rows).take(torch.tensor([0, 1]))["ids"]
+    tensor([[1, 2],
+            [7, 0]])
+    """
+
+    def __init__(self, tree: Mapping[str, Tensor]) -> None:
+        order = tree["length"].sort(descending=True, stable=True).indices
+        super().__init__(_tree.take(dict(tree), order))
+
+    def take(self, indices: Tensor) -> Any:
+        batch = super().take(indices)
+        longest = max(1, int(batch["length"].max())) if len(indices) else 1
+        return {name: leaf[:, :longest] if leaf.dim() == 2 else leaf for name, leaf in batch.items()}
+
+
 class MapSource:
     """A map-style data set (`len`, `[i]`).  Rows are stacked by `collate`; an empty batch keeps their structure and dtypes."""
 
@@ -64,11 +88,13 @@ class MapSource:
 
 
 def as_source(dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = None) -> Source:
-    """Wrap what users have: a mapping or tuple of tensors or arrays, a TensorDataset, or any map-style data set.
+    """Wrap what users have: a mapping or tuple of tensors or arrays, a TensorDataset, or any map-style data set.  A source is itself.
 
     Raises ValueError for a DataLoader or an iterable: they draw their own batches, which the accounting cannot vouch for; and for
     a mapping or tuple that holds anything but tensors.
     """
+    if isinstance(dataset, Source):
+        return dataset
     if isinstance(dataset, torch.utils.data.DataLoader) or not hasattr(dataset, "__len__"):
         raise ValueError(
             f"dataset is a {type(dataset).__name__}: a data set with len() and [i], or a dict of tensors, is needed, because the plan's "
