@@ -1,6 +1,6 @@
 """Methods side by side: each at every epsilon, with the same seeds, and what a few runs can say about their difference.
 
-OUT/runs/METHOD-epsEPSILON-seedSEED/    a run directory each; one that was interrupted is resumed, one that is there is read
+OUT/runs/METHOD-epsEPSILON-seedSEED/    a run directory each (`run_folder.py`)
 OUT/comparison.json, .md, .csv          rows and differences
 """
 
@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fiberdp import _validate
-from fiberdp._disk import make_folder, write_atomically
+from fiberdp._disk import write_atomically
 from fiberdp.experiment import tuned_method
 from fiberdp.intervals import paired, summary
 from fiberdp.methods import METHODS, Method
 from fiberdp.recipes import Recipe, recipe_named
-from fiberdp.record import differences, markdown_table, to_text, versions
-from fiberdp.workers import Observer, Unheard, records
+from fiberdp.record import markdown_table, to_text, versions
+from fiberdp.run_folder import Task, begin, trained
+from fiberdp.workers import Observer, Unheard
 
 NOTE = (
     "Test accuracy at proven noise. Test rows are never trained on and stand outside epsilon, and so does tuning, which looked at "
@@ -81,18 +80,11 @@ def compare(
     choices = _choices(chosen, methods, epsilons, tuned)
     kept = {"recipe": chosen.name} | {name: value for name, value in settings.items() if value is not None}
     if folder is not None:
-        _begin(folder, kept)
+        begin(folder, kept)
     cells = [Cell(method, float(epsilon), seed) for epsilon in epsilons for method in methods for seed in range(count)]
-    found = {cell.name: record for cell in cells if (record := _finished(folder, cell, choices[cell.method, cell.epsilon]))}
-    jobs = [
-        (cell.name, _job(recipe, cell, choices[cell.method, cell.epsilon], folder, settings)) for cell in cells if cell.name not in found
-    ]
-    named, watching = {cell.name: cell for cell in cells}, observer or Unheard()
-    watching.planned(len(found), len(cells))
-    if jobs:
-        at_a_time = min(os.cpu_count() or 1, len(jobs)) if workers is None else workers
-        for name, record in records(jobs, workers=at_a_time, observer=watching):
-            found[name] = record
+    tasks = [Task(cell.name, choices[cell.method, cell.epsilon].method, cell.epsilon, cell.seed, {}) for cell in cells]
+    found = trained(tasks, recipe=recipe, folder=folder, settings=settings, workers=workers, observer=observer or Unheard())
+    named = {cell.name: cell for cell in cells}
     result = _compared({named[name]: record for name, record in found.items()}, list(methods), choices) | {"settings": kept}
     if folder is not None:
         write_atomically(folder / "comparison.json", to_text(result | {"versions": versions()}))
@@ -103,10 +95,9 @@ def compare(
 
 @dataclass(frozen=True)
 class Choice:
-    """What a method is trained with: the method with its options, the options alone, and by how many trials they were found."""
+    """What a method is trained with, and by how many trials its options were found."""
 
     method: Method
-    options: dict[str, Any]
     trials: int
 
 
@@ -114,7 +105,7 @@ def _choices(
     recipe: Recipe, methods: Sequence[str], epsilons: Sequence[float], tuned: Sequence[dict[str, Any]]
 ) -> dict[tuple[str, float], Choice]:
     cells = [(method, float(epsilon)) for method in methods for epsilon in epsilons]
-    found = {(method, epsilon): Choice(tuned_method(recipe, method, {}), {}, recipe.trials.get(method, 0)) for method, epsilon in cells}
+    found = {(method, epsilon): Choice(tuned_method(recipe, method, {}), recipe.trials.get(method, 0)) for method, epsilon in cells}
     for result in tuned:
         method, epsilon = str(result.get("method")), float(result.get("epsilon", math.nan))
         if result.get("recipe") != recipe.name or (method, epsilon) not in found:
@@ -122,57 +113,8 @@ def _choices(
                 f"tuned: a sweep of {result.get('recipe')}, {method} at epsilon {epsilon:g}: it must be of {recipe.name} and of a method "
                 "and an epsilon that are compared, because its options are for those. Leave it out, or compare them."
             )
-        options = result["best"]["options"]
-        found[method, epsilon] = Choice(tuned_method(recipe, method, options), options, len(result["trials"]))
+        found[method, epsilon] = Choice(tuned_method(recipe, method, result["best"]["options"]), len(result["trials"]))
     return found
-
-
-def _job(recipe: str | Recipe, cell: Cell, choice: Choice, folder: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
-    where = None if folder is None else folder / "runs" / cell.name
-    begun = where is not None and (where / "resume" / "checkpoint.safetensors").exists()
-    return {
-        "recipe": recipe,
-        "method": cell.method,
-        "options": choice.options,
-        "epsilon": cell.epsilon,
-        "seed": cell.seed,
-        "out": where,
-        "resume": begun,
-        **settings,
-    }
-
-
-def _begin(folder: Path, settings: dict[str, Any]) -> None:
-    """Take a new folder, or one that was begun with the same settings."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file: it must be a folder for the runs. Choose another name.")
-    path, now = folder / "settings.json", json.loads(to_text(settings))
-    if path.exists():
-        for name, before, given in differences(json.loads(path.read_text()), now):
-            raise ValueError(
-                f"{name}={given}: --out {folder} was begun with {before}, and runs of one comparison must not differ in it. Repeat the "
-                "options of the first call, or choose another --out."
-            )
-    elif folder.exists() and any(folder.iterdir()):
-        raise ValueError(
-            f"--out {folder} is not empty: it must be new, or hold a comparison, because nothing is overwritten. Choose another."
-        )
-    else:
-        make_folder(folder)
-        write_atomically(path, to_text(now))
-
-
-def _finished(folder: Path | None, cell: Cell, choice: Choice) -> dict[str, Any] | None:
-    path = None if folder is None else folder / "runs" / cell.name / "record.json"
-    if path is None or not path.exists():
-        return None
-    record = json.loads(path.read_text())
-    if record["config"]["plan"]["method"] != json.loads(json.dumps(choice.method.to_json())):
-        raise ValueError(
-            f"{path.parent} was trained with other options of {cell.method} than are asked for now: a row holds runs of one method. Choose "
-            "another --out, or remove that run."
-        )
-    return record
 
 
 def _compared(found: dict[Cell, dict[str, Any]], methods: list[str], choices: dict[tuple[str, float], Choice]) -> dict[str, Any]:
@@ -195,8 +137,6 @@ def _compared(found: dict[Cell, dict[str, Any]], methods: list[str], choices: di
                 pairs.append(
                     {"method": method, "against": methods[0], "epsilon": epsilon} | paired([accuracy[cell] for cell in cells], against)
                 )
-    failed = [cell.name for cell, record in found.items() if not record["receipt"]["passed"]]
-    assert not failed, failed  # a run whose receipt fails does not start
     return {"rows": rows, "differences": pairs, "warnings": _warnings(choices), "note": NOTE}
 
 

@@ -1,4 +1,4 @@
-"""Many runs, several at a time: each in a process of its own, which tells how far it is."""
+"""Many runs, several at a time: in processes that tell how far they are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from queue import Empty
 from typing import Any, Protocol
 
 from fiberdp import _validate
+
+RUNS_PER_PROCESS = 32  # imports, compiled updates and prices are made once for so many; then what a run may have left ends with its process
 
 Job = tuple[str, dict[str, Any]]
 """A name, and the arguments of `fiberdp.fit`."""
@@ -46,7 +48,7 @@ def records(jobs: Iterable[Job], *, workers: int | None, observer: Observer) -> 
     context = multiprocessing.get_context("spawn")  # a forked child of a process with threads may hang
     with context.Manager() as manager:
         queue = manager.Queue()
-        with ProcessPoolExecutor(most, mp_context=context, max_tasks_per_child=1) as pool:
+        with ProcessPoolExecutor(most, mp_context=context, max_tasks_per_child=RUNS_PER_PROCESS) as pool:
 
             def more(count: int) -> set[Any]:
                 return {pool.submit(_run, name, job, max(1, cores // most), queue) for name, job in islice(queued, count)}
@@ -68,11 +70,14 @@ def records(jobs: Iterable[Job], *, workers: int | None, observer: Observer) -> 
 def _run(name: str, job: dict[str, Any], threads: int, queue: Any) -> tuple[str, dict[str, Any]]:
     import torch
 
-    from fiberdp._allocator import keep_freed_memory
+    from fiberdp._allocator import give_back_freed_memory, keep_freed_memory
     from fiberdp.experiment import fit
+    from fiberdp.record import forget_peak
 
     torch.set_num_threads(threads)
     keep_freed_memory()
+    give_back_freed_memory()  # of the run before
+    forget_peak()
     return name, fit(**job, reporter=_Messages(name, queue))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from fiberdp.cli import account, audit, bench, check, compare, diagnose, recipes, sweep, train
+from fiberdp.cli import ablate, account, audit, bench, check, compare, diagnose, recipes, sweep, train
 
 # typer's own classes for "the command line is wrong"; it vendors click, so they are reached through its public subclass
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -26,6 +26,7 @@ app.command("recipes")(recipes.recipes)
 app.command("train")(train.train)
 app.command("compare")(compare.compare)
 app.command("sweep")(sweep.sweep)
+app.command("ablate")(ablate.ablate)
 app.command("account")(account.account)
 app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fiberdp import _validate
-from fiberdp.recipes.cifar10 import cifar10_cnn5
+from fiberdp.recipes.cifar10 import cifar10_cnn5, cifar10_features
 from fiberdp.recipes.digits import digits
 from fiberdp.recipes.mnist import fashion_cnn, mnist_cnn
 from fiberdp.recipes.recipe import Recipe
@@ -13,6 +13,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "mnist-cnn": mnist_cnn,
     "fashion-cnn": fashion_cnn,
     "cifar10-cnn5": cifar10_cnn5,
+    "cifar10-features": cifar10_features,
 }
 
 

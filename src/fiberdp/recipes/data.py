@@ -65,9 +65,8 @@ def load_images(source: ImageSource, data_dir: str | os.PathLike[str] | None = N
     decoded or differs from the first in size or channels.  ConnectionError: the hub cannot be read.
     ImportError: the recipes extra is not installed.
     """
-    if data_dir is None:
-        data_dir = os.environ.get("FIBERDP_DATA") or None
-    splits = _from_hub(source) if data_dir is None else _from_folder(source, Path(data_dir).expanduser())
+    files = parquet_files(source, data_dir)
+    splits = {name: _read(found, source, name) for name, found in files.items()} if files else _from_hub(source)
     rows = {name: _decode(dataset, source, name) for name, dataset in splits.items()}
     train, test = (tuple(rows[name]["image"].shape[1:]) for name in ("train", "test"))
     if train != test:
@@ -118,12 +117,12 @@ def split_held_out(train: Rows, count: int) -> tuple[Rows, Rows]:
     return {key: rows[:cut] for key, rows in train.items()}, {key: rows[cut:] for key, rows in train.items()}
 
 
-def _from_folder(source: ImageSource, root: Path) -> dict[str, Any]:
-    """Read the Parquet files into `datasets.Dataset`s that live in memory.
-
-    Not by `load_dataset("parquet", ...)`: even when streaming it leaves lock files in the cache folder, and
-    it reports each load to a server over HTTP.
-    """
+def parquet_files(source: ImageSource, data_dir: str | os.PathLike[str] | None) -> dict[str, list[Path]]:
+    """The files of each split in `data_dir`, or in FIBERDP_DATA; {} if neither is given: the data are then read from the hub."""
+    data_dir = data_dir or os.environ.get("FIBERDP_DATA") or None
+    if data_dir is None:
+        return {}
+    root = Path(data_dir).expanduser()
     hint = f"Give --data DIR (or FIBERDP_DATA), the folder of {source.hub_name}'s Parquet files or its parent."
     if not root.is_dir():
         raise ValueError(f"data_dir={str(root)!r}: must be a folder; data are read from one. {hint}")
@@ -138,10 +137,15 @@ def _from_folder(source: ImageSource, root: Path) -> dict[str, Any]:
             f"data_dir={str(root)!r}: no {' and no '.join(missing)} there or in {source.folder}/ "
             f"below it, and a recipe needs both splits. {hint}"
         )
-    return {name: _read(files, source, name) for name, files in found.items()}
+    return found
 
 
 def _read(files: list[Path], source: ImageSource, split: str) -> Any:
+    """The Parquet files as one `datasets.Dataset` that lives in memory.
+
+    Not by `load_dataset("parquet", ...)`: even when streaming it leaves lock files in the cache folder, and
+    it reports each load to a server over HTTP.
+    """
     pyarrow, parquet, _ = _extra("pyarrow"), _extra("pyarrow.parquet"), _extra("datasets")
     try:
         table = pyarrow.concat_tables([parquet.read_table(file, partitioning=None) for file in files])
@@ -261,9 +265,11 @@ def _extra(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"{module.partition('.')[0]} is not installed, and this recipe reads its data with it. Run: pip install fiberdp[recipes]"
-        ) from error
+        raise missing_extra(module.partition(".")[0], "this recipe reads its data with it") from error
+
+
+def missing_extra(package: str, why: str) -> ImportError:
+    return ImportError(f"{package} is not installed, and {why}. Run: pip install fiberdp[recipes]")
 
 
 def _one_line(error: BaseException) -> str:
