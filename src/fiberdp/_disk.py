@@ -69,6 +69,11 @@ def append(path: Path, text: str, *, mode: int = 0o644, durable: bool = True) ->
             sync_folder(path.parent)
 
 
+def cache_folder() -> Path:
+    """What can be computed again and is kept for later processes: fiberdp/ in XDG_CACHE_HOME, else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiberdp"
+
+
 def make_folder(path: Path) -> None:
     """Make `path`, and its parents, if they are not there; durably, or a power cut would take all that is in it."""
     if path.is_dir():

@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fiberdp._disk import cache_folder
+
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fPIC")
 PARALLEL = ("-fopenmp",)  # when compiling alone: the runtime is the one that torch has loaded, so that both share their threads
 
@@ -56,7 +58,7 @@ def _loaded(compiler: str, name: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     source = Path(__file__).with_name(f"{name}.c")
     key = hashlib.sha256(b"\0".join([source.read_bytes(), " ".join(flags).encode(), _version(compiler), _processor()])).hexdigest()
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiberdp"
+        folder = cache_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return ctypes.CDLL(str(_compiled(compiler, flags, source, folder / f"{name}-{key[:32]}.so")))
     except (OSError, RuntimeError):  # a read-only or full home, no home, or one from which nothing may be executed

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fiberdp.bench.transformers import gpt2_like, roberta_like, vit
+from fiberdp.recipes.models import wide_resnet
 
 Batch = tuple[Tensor, ...]
 
@@ -81,32 +82,6 @@ def cnn5(widths: tuple[int, int, int, int] = (32, 64, 64, 128)) -> nn.Module:
 
 def mlp(width: int = 1024) -> nn.Module:
     return nn.Sequential(nn.Linear(3072, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
-
-
-class _Residual(nn.Module):
-    """x + f(x) behind a norm and ReLU; where the shape changes, both branches start from the activated x."""
-
-    def __init__(self, wide: int, wider: int, stride: int, groups: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = nn.GroupNorm(groups, wide), nn.Conv2d(wide, wider, 3, stride, padding=1, bias=False)
-        self.norm2, self.conv2 = nn.GroupNorm(groups, wider), nn.Conv2d(wider, wider, 3, padding=1, bias=False)
-        self.shortcut = nn.Conv2d(wide, wider, 1, stride, bias=False) if wide != wider or stride > 1 else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        active = F.relu(self.norm1(x))
-        kept = x if self.shortcut is None else self.shortcut(active)
-        return kept + self.conv2(F.relu(self.norm2(self.conv1(active))))
-
-
-def wide_resnet(depth: int = 16, factor: int = 4, groups: int = 16) -> nn.Module:
-    """Three stages of (depth - 4) / 6 blocks, with GroupNorm where the original has BatchNorm."""
-    widths = (16, 16 * factor, 32 * factor, 64 * factor)
-    blocks: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
-    for stage, (wide, wider) in enumerate(pairwise(widths)):
-        for block in range((depth - 4) // 6):
-            blocks.append(_Residual(wide if block == 0 else wider, wider, 2 if stage and block == 0 else 1, groups))
-    tail = [nn.GroupNorm(groups, widths[-1]), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10)]
-    return nn.Sequential(*blocks, *tail)
 
 
 def text(count: int, vocabulary: int = 50265, length: int = 128) -> Batch:

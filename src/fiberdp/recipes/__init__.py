@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fiberdp import _validate
 from fiberdp.recipes.cifar10 import cifar10_cnn5, cifar10_features
+from fiberdp.recipes.cifar100 import cifar100_wrn
 from fiberdp.recipes.digits import digits
 from fiberdp.recipes.mnist import fashion_cnn, mnist_cnn
 from fiberdp.recipes.recipe import Recipe
@@ -14,6 +15,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "fashion-cnn": fashion_cnn,
     "cifar10-cnn5": cifar10_cnn5,
     "cifar10-features": cifar10_features,
+    "cifar100-wrn": cifar100_wrn,
 }
 
 

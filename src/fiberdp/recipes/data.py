@@ -53,6 +53,7 @@ class ImageSource:
 MNIST = ImageSource("ylecun/mnist", "mnist", "image", "label", num_classes=10)
 FASHION_MNIST = ImageSource("zalando-datasets/fashion_mnist", "fashion_mnist", "image", "label", num_classes=10)
 CIFAR10 = ImageSource("uoft-cs/cifar10", "cifar10", "img", "label", num_classes=10)
+CIFAR100 = ImageSource("uoft-cs/cifar100", "cifar100", "img", "fine_label", num_classes=100)
 
 
 def load_images(source: ImageSource, data_dir: str | os.PathLike[str] | None = None) -> dict[str, Rows]:

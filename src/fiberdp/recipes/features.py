@@ -1,7 +1,8 @@
 """Features of images by a network that was trained on public images and is never changed: computed once, kept, read by every run.
 
-    where                                   what
-    FIBERDP_CACHE, else the user's cache    one file a data set, network and resolution: float16 [N, 1280] and labels, a folder of mode 700
+    where                                                                what
+    XDG_CACHE_HOME/fiberdp/features or ~/.cache/fiberdp/features         one file a data set, network and resolution: float16 [N, 1280]
+                                                                         and labels; for the user's eyes only (mode 700)
 
 The features of an example depend on that example alone, so a private linear head on them has the privacy of any other model.  They are
 as private as the images: delete the folder with the data.
@@ -11,14 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fiberdp._disk import make_folder, write_atomically
+from fiberdp._disk import cache_folder, make_folder, write_atomically
 from fiberdp.recipes.data import ImageSource, Rows, load_images, missing_extra, parquet_files
 
 WIDTH = 1280
@@ -42,7 +42,7 @@ def cached_features(source: ImageSource, data_dir: str | None, *, size: int) -> 
             [file.read_bytes() for file in files[name]] if images is None else [leaf.numpy().data for leaf in images[name].values()]
         ):
             digest.update(block)
-    path = cache_folder() / f"{source.folder}-lite0-{size}-{digest.hexdigest()[:16]}.safetensors"
+    path = cache_folder() / "features" / f"{source.folder}-lite0-{size}-{digest.hexdigest()[:16]}.safetensors"
     if path.exists():
         kept = load(path.read_bytes())
     else:
@@ -56,12 +56,6 @@ def cached_features(source: ImageSource, data_dir: str | None, *, size: int) -> 
         path.parent.chmod(0o700)
         write_atomically(path, save(kept), mode=0o600)
     return {name: {"features": kept[f"{name}.features"].float(), "label": kept[f"{name}.label"]} for name in source.splits}
-
-
-def cache_folder() -> Path:
-    """FIBERDP_CACHE, else fiberdp/ in XDG_CACHE_HOME, else in ~/.cache."""
-    given = os.environ.get("FIBERDP_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fiberdp"
 
 
 @torch.inference_mode()

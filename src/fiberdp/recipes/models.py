@@ -1,9 +1,10 @@
-"""The models of the image recipes: plain sequences of torch layers, with tanh throughout.
+"""The models of the image recipes: plain sequences of torch layers, with tanh, or ReLU in the residual network.
 
     function            input               parameters   recipe
     mlp_digits          [B, 1, 8, 8]             3,610   digits
     tramer_boneh_cnn    [B, 1, 28, 28]          26,010   MNIST
     cnn5                [B, 3, 32, 32]         619,876   CIFAR-10, with 100 outputs
+    wide_resnet_…       [B, 3, 32, 32]       2,772,020   CIFAR-100
 
 Each takes uint8 images (0..255) or floating ones (0..1) and scales them to [-1, 1] itself, (x - 0.5) / 0.5.
 These constants come from the pixel format, not from the training set, so they cost no privacy; a data set's
@@ -14,7 +15,10 @@ Every layer treats an example on its own (GroupNorm, never BatchNorm), so per-ex
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fiberdp import _validate
@@ -93,6 +97,38 @@ def cnn5(num_outputs: int = 100) -> ImageClassifier:
     layers += [nn.Conv2d(128, 256, kernel_size=3, padding=1), nn.Tanh(), nn.GroupNorm(16, 256)]
     layers += [nn.Conv2d(256, num_outputs, kernel_size=3, padding=1), nn.AvgPool2d(4), nn.Flatten()]
     return ImageClassifier(*layers)
+
+
+class _Residual(nn.Module):
+    """x + f(x) behind a norm and ReLU; where the shape changes, both branches start from the activated x."""
+
+    def __init__(self, wide: int, wider: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(groups, wide), nn.Conv2d(wide, wider, 3, stride, padding=1, bias=False)
+        self.norm2, self.conv2 = nn.GroupNorm(groups, wider), nn.Conv2d(wider, wider, 3, padding=1, bias=False)
+        self.shortcut = nn.Conv2d(wide, wider, 1, stride, bias=False) if wide != wider or stride > 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.norm1(x))
+        kept = x if self.shortcut is None else self.shortcut(active)
+        return kept + self.conv2(F.relu(self.norm2(self.conv1(active))))
+
+
+def wide_resnet(num_outputs: int = 10, depth: int = 16, factor: int = 4, groups: int = 16) -> nn.Sequential:
+    """WRN-depth-factor: three stages of (depth - 4) / 6 blocks, with GroupNorm where the original has BatchNorm; of scaled images."""
+    widths = (16, 16 * factor, 32 * factor, 64 * factor)
+    blocks: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
+    for stage, (wide, wider) in enumerate(pairwise(widths)):
+        for block in range((depth - 4) // 6):
+            blocks.append(_Residual(wide if block == 0 else wider, wider, 2 if stage and block == 0 else 1, groups))
+    tail = [nn.GroupNorm(groups, widths[-1]), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_outputs)]
+    return nn.Sequential(*blocks, *tail)
+
+
+def wide_resnet_classifier(num_outputs: int = 100) -> ImageClassifier:
+    """WRN-16-4 with GroupNorm(16).  2,772,020 parameters at 100 outputs."""
+    _check(num_outputs)
+    return ImageClassifier(*wide_resnet(num_outputs))
 
 
 def _check(num_outputs: int) -> None:

@@ -119,8 +119,11 @@ def blank_image(*shape: int, floating: bool = False) -> dict[str, Tensor]:
 
 
 def with_held_out(rows: dict[str, dict[str, Tensor]], count: int) -> dict[str, dict[str, Tensor]]:
-    """Take the last `count` training rows out of training: tuning looks at them, so that it never looks at test."""
+    """Take the last `count` training rows out of training: tuning looks at them, so that it never looks at test.
+
+    Of a sample of the data, a quarter at most.
+    """
     from fiberdp.recipes.data import split_held_out
 
-    train, heldout = split_held_out(rows["train"], count)
+    train, heldout = split_held_out(rows["train"], min(count, len(rows["train"]["label"]) // 4))
     return {"train": train, "heldout": heldout, "test": rows["test"]}
