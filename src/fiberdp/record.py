@@ -70,16 +70,24 @@ def versions() -> dict[str, str]:
 
 def peak_mib() -> float:
     """Largest resident memory of this process so far, or since `forget_peak`, MiB."""
-    with contextlib.suppress(OSError, StopIteration):
-        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) / 2**10
+    with contextlib.suppress(OSError):
+        return memory_mib("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def forget_peak() -> None:
-    """Let `peak_mib` begin anew.  Only Linux can; elsewhere the peak stays that of the whole process."""
-    with contextlib.suppress(OSError):
+def forget_peak() -> bool:
+    """Let `peak_mib` begin anew with what is resident now; False where that cannot be done: only Linux can."""
+    try:
         Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def memory_mib(field: str) -> float:
+    """VmRSS, what is resident of this process now, or VmHWM, the largest of it so far, MiB.  OSError where there is no /proc."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{field}:")) / 2**10
 
 
 def package_version(name: str) -> str:

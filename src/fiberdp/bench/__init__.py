@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from fiberdp import _validate
+from fiberdp._allocator import give_back_freed_memory
 from fiberdp._disk import write_atomically
 from fiberdp.bench.ablations import noise_ablation, step_ablations
 from fiberdp.bench.clock import interleaved
-from fiberdp.bench.memory import give_back, peak_mib
+from fiberdp.bench.memory import peak_mib
 from fiberdp.bench.models import MODELS as STEP_MODELS
 from fiberdp.bench.steps import row, step_rows
 from fiberdp.bench.update import update_variants
@@ -92,7 +93,7 @@ def bench(
             else:
                 found["ablations"] += step_ablations(STEP_MODELS[name], rounds=rounds, progress=progress)
             keep()
-    give_back()
+    give_back_freed_memory()  # some 20 GiB after the timings, which the children need
     for one in rows if memory else ():
         if one["model"] != "update" and not one["skipped"] and one["peak_mib"] is None:
             progress(f"{one['model']}: memory of {one['variant']}")

@@ -11,19 +11,19 @@ count what was, not what is.  The mmap threshold is fixed, since glibc raises it
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import re
 import subprocess
 import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from fiberdp.record import forget_peak, memory_mib
+
 STEPS = 3
 SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET = Path("/proc/self/clear_refs")
 
 
 def peak_mib(model: str, variant: str, batch_size: int) -> float | None:
@@ -32,19 +32,19 @@ def peak_mib(model: str, variant: str, batch_size: int) -> float | None:
         return None
     from torch import get_num_threads
 
+    return in_a_child("fiberdp.bench.memory", model, variant, str(batch_size), str(get_num_threads()))
+
+
+def in_a_child(module: str, *arguments: str) -> float | None:
+    """What `python -m module arguments` prints, with glibc's own settings.  RuntimeError, in one line, if it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "fiberdp.bench.memory", model, variant, str(batch_size), str(get_num_threads())],
-        capture_output=True, text=True, check=False, env=os.environ | SETTINGS,
-    )  # fmt: skip
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False, env=os.environ | SETTINGS
+    )
     if done.returncode:
-        raise RuntimeError(f"memory of {model} {variant}: {' '.join(done.stderr.split()[-40:]) or f'ended with code {done.returncode}'}")
+        raise RuntimeError(
+            f"memory of {' '.join(arguments)}: {' '.join(done.stderr.split()[-40:]) or f'ended with code {done.returncode}'}"
+        )
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def give_back() -> None:
-    """Return what this process has freed and kept, some 20 GiB after the timings, to the system: the children need it."""
-    with suppress(OSError, AttributeError):  # no glibc
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def measured(model: str, variant: str, batch_size: int) -> float | None:
@@ -61,26 +61,20 @@ def measured(model: str, variant: str, batch_size: int) -> float | None:
     compiled = fused(_add_one)
     if compiled is not None:
         compiled(torch.zeros(8))
-    idle = _mib("VmRSS")
+    idle = memory_mib("VmRSS")
     try:
         ready = VARIANTS[variant](MODELS[model], batch_size)
     except Unavailable:
         return None
     ready.train()
-    RESET.write_text("5")  # the largest so far becomes what it is now; getrusage cannot do that, and counts the parent's too
+    forget_peak()  # the largest so far becomes what it is now; getrusage cannot do that, and counts the parent's too
     for _step in range(STEPS):
         ready.train()
-    return _mib("VmHWM") - idle
+    return memory_mib("VmHWM") - idle
 
 
 def _add_one(x) -> None:
     x.add_(1.0)
-
-
-def _mib(field: str) -> float:
-    found = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) / 2**10
 
 
 if __name__ == "__main__":
