@@ -7,12 +7,15 @@ from fiberdp.recipes.cifar10 import cifar10_cnn5
 from fiberdp.recipes.digits import digits
 from fiberdp.recipes.mnist import fashion_cnn, mnist_cnn
 from fiberdp.recipes.recipe import Recipe
+from fiberdp.recipes.sst2 import sst2_minilm, sst2_minilm_lora
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "digits": digits,
     "mnist-cnn": mnist_cnn,
     "fashion-cnn": fashion_cnn,
     "cifar10-cnn5": cifar10_cnn5,
+    "sst2-minilm": sst2_minilm,
+    "sst2-minilm-lora": sst2_minilm_lora,
 }
 
 
