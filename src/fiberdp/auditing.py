@@ -77,7 +77,7 @@ def audit_named(
     keys = Keys.secret() if seed is None else Keys.seeded(seed)
     marked = random_canaries(rows, canaries, seed=keys.stream("audit").seed(1))
     return audit(
-        agreed, chosen.fresh(keys), chosen.loss, rows, marked,
+        agreed, chosen.fresh(keys, data=data), chosen.loss, rows, marked,
         attack=attack, guesses=guesses, confidence=confidence, keys=keys, engine=engine, progress=progress,
     )  # fmt: skip
 

@@ -111,7 +111,7 @@ def fit(
             epochs=None if steps is not None else (chosen.epochs if epochs is None else epochs),
             steps=steps,
             epsilon=chosen.epsilon if epsilon is None else epsilon,
-            delta=num_examples**-1.1 if delta is None else delta,
+            delta=chosen.delta(num_examples) if delta is None else delta,
             clip_norm=chosen.clip_norm if clip_norm is None else clip_norm,
             clip=clip,
             sampling=sampling,
@@ -128,7 +128,7 @@ def fit(
             micro_batch_size = micro_batch_size or state["micro_batch_size"]
             engine = state["engine"]  # what "auto" chose may not change on the way
 
-        model = chosen.fresh(keys, target)
+        model = chosen.fresh(keys, target, data)
         run = Run(agreed, model, chosen.loss, train, keys=keys, engine=engine, precision=precision, micro_batch_size=micro_batch_size)
         trained = RunDirectory(folder, run, config, chosen, rows, reporter or Silent(), unaccounted, held)
         trained.prepare(saved, state)

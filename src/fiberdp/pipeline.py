@@ -50,7 +50,7 @@ class Pipeline:
         memory: the noise memory of the receipt's own steps, from `mechanism.init`; the run's is left alone.
         """
         indices = self.plan.sampler.indices(self.keys.stream("data"), step)
-        row = self.source.take(torch.zeros(1, dtype=torch.int64))
+        row = self.source.take(torch.tensor([len(self.source) - 1]))  # the shortest, of rows in order of their length
         scale = torch.linspace(0.5, 2, self.flat.numel, device=self.flat.theta.device) if self.plan.method.scaling.name != "none" else None
         clipped = self._clipped_sum(lambda part: _tree.zeros(row, len(part)), indices, step, d, scale, loss_scale=0.0, tap=None)
         return self._open_gate(clipped, "receipt", step, memory or {})

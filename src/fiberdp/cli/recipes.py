@@ -29,7 +29,14 @@ def recipes(json: Annotated[bool, typer.Option("--json", help="One JSON document
     for name in ("recipe", "task", "model", "data", "paper", "minutes"):
         table.add_column(name)
     for row in rows:
-        table.add_row(row["name"], row["task"], row["model"], row["data"], row["paper"], f"{row['cpu_minutes']:g}")
+        table.add_row(
+            row["name"],
+            row["task"],
+            row["model"],
+            row["data"],
+            row["paper"],
+            "-" if row["cpu_minutes"] is None else f"{row['cpu_minutes']:g}",
+        )
     console = Console()
     console.print(table)
     console.print("\nmodel: with its trainable parameters.  minutes: one run of fiber on 2 CPU cores.", style="dim")

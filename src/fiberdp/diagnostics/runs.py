@@ -21,14 +21,15 @@ from fiberdp.types import Release
 
 @dataclass(frozen=True)
 class Subject:
-    """A recipe with its rows and a plan: what runs are made of.  make(keys) is a run at its first step."""
+    """A recipe with its rows, from where, and a plan: what runs are made of.  make(keys) is a run at its first step."""
 
     recipe: Recipe
     rows: dict[str, Any]
     plan: Plan
+    data: str | None = None
 
     def make(self, keys: Keys) -> Run:
-        return Run(self.plan, self.recipe.fresh(keys), self.recipe.loss, self.rows["train"], keys=keys)
+        return Run(self.plan, self.recipe.fresh(keys, data=self.data), self.recipe.loss, self.rows["train"], keys=keys)
 
     def with_method(self, method: Method) -> Subject:
         """The same at the same noise: what the noise is added to, and what is made of the release, may change."""
@@ -51,10 +52,10 @@ def subject(recipe: str | Recipe, method: Method | None, *, steps: int | None, e
         epochs=chosen.epochs if steps is None else None,
         steps=steps,
         epsilon=chosen.epsilon if epsilon is None else epsilon,
-        delta=num_examples**-1.1,
+        delta=chosen.delta(num_examples),
         clip_norm=chosen.clip_norm,
     )
-    return Subject(chosen, rows, agreed)
+    return Subject(chosen, rows, agreed, data)
 
 
 def fiber(recipe: str | Recipe, **changes: Any) -> Method:

@@ -6,8 +6,11 @@ from fiberdp import _validate
 from fiberdp.recipes.cifar10 import cifar10_cnn5, cifar10_features
 from fiberdp.recipes.cifar100 import cifar100_wrn
 from fiberdp.recipes.digits import digits
+from fiberdp.recipes.e2e import e2e_gpt2, e2e_gpt2_small_scratch
+from fiberdp.recipes.glue import GLUE
 from fiberdp.recipes.mnist import fashion_cnn, mnist_cnn
 from fiberdp.recipes.recipe import Recipe
+from fiberdp.recipes.sst2 import sst2_minilm, sst2_minilm_lora
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "digits": digits,
@@ -16,6 +19,11 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar10-cnn5": cifar10_cnn5,
     "cifar10-features": cifar10_features,
     "cifar100-wrn": cifar100_wrn,
+    "sst2-minilm": sst2_minilm,
+    "sst2-minilm-lora": sst2_minilm_lora,
+    **GLUE,
+    "e2e-gpt2": e2e_gpt2,
+    "e2e-gpt2-small-scratch": e2e_gpt2_small_scratch,
 }
 
 

@@ -1,9 +1,6 @@
 """The data of the image recipes, whole and in memory: {"train": {"image", "label"}, "test": {...}}.
 
-    where                      what is read                         what is written
-    --data DIR, FIBERDP_DATA   Parquet files in the hub's layout    nothing
-    the hub, by name           the same rows, streamed              the hub client keeps the card, a few kB
-    load_digits                scikit-learn's copy of UCI digits    nothing
+From Parquet files or the hub (`tables.py`), or, for `load_digits`, scikit-learn's copy of UCI digits.
 
 Images are tensors `[N, C, H, W]`, labels int64 `[N]`, rows in the order of the files.  Nothing here computes
 a statistic of the data: the models scale the pixels, by constants that no example decides (`models.py`).
@@ -11,26 +8,23 @@ a statistic of the data: the models scale the pixels, by constants that no examp
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
-import tempfile
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fiberdp import _validate
+from fiberdp.recipes.tables import Table, columns, extra, labels, one_line, read
 
 Rows = dict[str, Tensor]
 
 CHANNELS = {"L": 1, "RGB": 3}
 FORMATS = ("PNG", "JPEG", "WEBP")  # others of Pillow's would start programs (EPS) or write to stderr (TIFF)
 DIGITS_TEST_STRIDE = 7
-ROWS_PER_READ = 10_000
 
 
 @dataclass(frozen=True)
@@ -46,8 +40,8 @@ class ImageSource:
     test_split: str = "test"
 
     @property
-    def splits(self) -> dict[str, str]:
-        return {"train": self.train_split, "test": self.test_split}
+    def table(self) -> Table:
+        return Table(self.hub_name, (self.folder,), {"train": (self.train_split,), "test": (self.test_split,)})
 
 
 MNIST = ImageSource("ylecun/mnist", "mnist", "image", "label", num_classes=10)
@@ -66,9 +60,7 @@ def load_images(source: ImageSource, data_dir: str | os.PathLike[str] | None = N
     decoded or differs from the first in size or channels.  ConnectionError: the hub cannot be read.
     ImportError: the recipes extra is not installed.
     """
-    files = parquet_files(source, data_dir)
-    splits = {name: _read(found, source, name) for name, found in files.items()} if files else _from_hub(source)
-    rows = {name: _decode(dataset, source, name) for name, dataset in splits.items()}
+    rows = {name: _decode(dataset, source, name) for name, dataset in read(source.table, data_dir).items()}
     train, test = (tuple(rows[name]["image"].shape[1:]) for name in ("train", "test"))
     if train != test:
         raise ValueError(
@@ -89,7 +81,7 @@ def load_digits() -> dict[str, Rows]:
     >>> {name: tuple(rows["image"].shape) for name, rows in load_digits().items()}
     {'train': (1540, 1, 8, 8), 'test': (257, 1, 8, 8)}
     """
-    digits = _extra("sklearn.datasets").load_digits()
+    digits = extra("sklearn.datasets").load_digits()
     image = torch.from_numpy(digits.images).to(torch.float32).div(16).unsqueeze(1)
     label = torch.from_numpy(digits.target).to(torch.int64)
     test = torch.arange(len(label)) % DIGITS_TEST_STRIDE == 0
@@ -118,110 +110,22 @@ def split_held_out(train: Rows, count: int) -> tuple[Rows, Rows]:
     return {key: rows[:cut] for key, rows in train.items()}, {key: rows[cut:] for key, rows in train.items()}
 
 
-def parquet_files(source: ImageSource, data_dir: str | os.PathLike[str] | None) -> dict[str, list[Path]]:
-    """The files of each split in `data_dir`, or in FIBERDP_DATA; {} if neither is given: the data are then read from the hub."""
-    data_dir = data_dir or os.environ.get("FIBERDP_DATA") or None
-    if data_dir is None:
-        return {}
-    root = Path(data_dir).expanduser()
-    hint = f"Give --data DIR (or FIBERDP_DATA), the folder of {source.hub_name}'s Parquet files or its parent."
-    if not root.is_dir():
-        raise ValueError(f"data_dir={str(root)!r}: must be a folder; data are read from one. {hint}")
-    found: dict[str, list[Path]] = {}
-    for folder in (root, root / source.folder):
-        found = {name: sorted(folder.glob(f"{split}-*.parquet")) for name, split in source.splits.items()}
-        if any(found.values()):
-            break
-    missing = [f"{source.splits[name]}-*.parquet" for name, files in found.items() if not files]
-    if missing:
-        raise ValueError(
-            f"data_dir={str(root)!r}: no {' and no '.join(missing)} there or in {source.folder}/ "
-            f"below it, and a recipe needs both splits. {hint}"
-        )
-    return found
-
-
-def _read(files: list[Path], source: ImageSource, split: str) -> Any:
-    """The Parquet files as one `datasets.Dataset` that lives in memory.
-
-    Not by `load_dataset("parquet", ...)`: even when streaming it leaves lock files in the cache folder, and
-    it reports each load to a server over HTTP.
-    """
-    pyarrow, parquet, _ = _extra("pyarrow"), _extra("pyarrow.parquet"), _extra("datasets")
-    try:
-        table = pyarrow.concat_tables([parquet.read_table(file, partitioning=None) for file in files])
-        return _in_memory(table.replace_schema_metadata(), source, split)  # what a file says of its own columns is not needed
-    except Exception as error:  # A damaged file can make pyarrow raise ArrowException, OSError, UnicodeDecodeError, ….
-        raise ValueError(
-            f"{', '.join(map(str, files))}: must be readable Parquet files with one schema, because together "
-            f"they are one split ({_one_line(error)}). Fetch them again from {source.hub_name}."
-        ) from error
-
-
-def _from_hub(source: ImageSource) -> dict[str, Any]:
-    """Stream both splits into memory; what the builder must write goes to a folder that is deleted."""
-    datasets, pyarrow = _extra("datasets"), _extra("pyarrow")
-    splits = {}
-    try:
-        with tempfile.TemporaryDirectory(prefix="fiberdp-") as scratch:
-            hub = datasets.load_dataset(source.hub_name, streaming=True, cache_dir=scratch)
-            for name, split in source.splits.items():
-                batches = hub[split].with_format("arrow").iter(batch_size=ROWS_PER_READ)
-                splits[name] = _in_memory(pyarrow.concat_tables(list(batches)), source, name)
-    except Exception as error:  # The hub's clients share no base class: OSError, httpx.HTTPError, KeyError.
-        raise ConnectionError(
-            f"{source.hub_name}: cannot be read from the Hugging Face hub, where data come from if no folder "
-            f"is given ({type(error).__name__}: {_one_line(error)}). Give --data DIR (or FIBERDP_DATA), a "
-            "folder of its Parquet files."
-        ) from error
-    return splits
-
-
-def _in_memory(table: Any, source: ImageSource, split: str) -> Any:
-    """Wrap an Arrow table.  Without a fingerprint the constructor would hash every byte to make one."""
-    return _extra("datasets").Dataset(table, fingerprint=f"fiberdp-{source.folder}-{split}")
-
-
 def _decode(dataset: Any, source: ImageSource, split: str) -> Rows:
     where = f"{source.folder} {split}"
-    needed = (source.image_column, source.label_column)
-    if not set(needed) <= set(dataset.column_names):
-        raise ValueError(
-            f"{where}: has the columns {', '.join(dataset.column_names)}, but {' and '.join(needed)} are "
-            f"needed, because the recipe reads them. Give the files of {source.hub_name}."
-        )
-    if len(dataset) == 0:
-        raise ValueError(f"{where}: has no rows; a split needs at least 1. Fetch {source.hub_name} again.")
-    table = dataset.with_format("arrow")[:]
-    label = _labels(table[source.label_column], source.num_classes, where)
+    image, label = columns(dataset, (source.image_column, source.label_column), source.table, where)
+    classes = labels(label, source.num_classes, where)
     with warnings.catch_warnings(action="ignore"):  # of Pillow's: an image is decoded, or it is an error
-        return {"image": _images(table[source.image_column], where), "label": label}
-
-
-def _labels(column: Any, num_classes: int, where: str) -> Tensor:
-    if not _extra("pyarrow.types").is_integer(column.type) or column.null_count:
-        raise ValueError(
-            f"{where}: labels are {column.type} with {column.null_count} missing; each must be a whole "
-            "number, because it is the index of a class. Number the classes from 0 and drop unlabelled rows."
-        )
-    label = torch.tensor(column.to_numpy(), dtype=torch.int64)
-    low, high = int(label.min()), int(label.max())
-    if low < 0 or high >= num_classes:
-        raise ValueError(
-            f"{where}: labels run from {low} to {high}; they must lie in [0, {num_classes - 1}], because the "
-            f"data set has {num_classes} classes. Drop unlabelled rows, or give the right data set."
-        )
-    return label
+        return {"image": _images(image, where), "label": classes}
 
 
 def _images(column: Any, where: str) -> Tensor:
     """Decode a column of encoded images.  One thread: Pillow holds the interpreter lock."""
-    if not _extra("pyarrow.types").is_struct(column.type) or column.type.get_field_index("bytes") < 0:
+    if not extra("pyarrow.types").is_struct(column.type) or column.type.get_field_index("bytes") < 0:
         raise ValueError(
             f"{where}: images are {column.type}; they must be a struct with a field `bytes` ({', '.join(FORMATS)}), "
             "because that is the hub's layout. Save the data set with a `datasets.Image` feature."
         )
-    _extra("PIL.Image")
+    extra("PIL.Image")
     pixels: list[bytes] = []
     first: Any = None
     for chunk in column.chunks:
@@ -233,7 +137,7 @@ def _images(column: Any, where: str) -> Tensor:
                 fits = (image.size, image.mode) == (first.size, first.mode) and image.mode in CHANNELS
                 pixels.append(image.tobytes() if fits else b"")
             except Exception as error:  # Pillow raises what its parsers meet: OSError, SyntaxError, DecompressionBombError, ….
-                reason = f"it is no {', '.join(FORMATS)}" if type(error).__name__ == "UnidentifiedImageError" else _one_line(error)
+                reason = f"it is no {', '.join(FORMATS)}" if type(error).__name__ == "UnidentifiedImageError" else one_line(error)
                 raise ValueError(
                     f"{where}: the image of row {row} cannot be decoded ({reason}); every row must "
                     "have one, because rows are drawn by index. Fetch the files again."
@@ -259,19 +163,3 @@ def _open(raw: bytes, first: Any) -> Any:
         except UnidentifiedImageError:
             pass
     return Image.open(io.BytesIO(raw), formats=FORMATS)
-
-
-def _extra(module: str) -> Any:
-    """Import a module that comes with the recipes extra."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise missing_extra(module.partition(".")[0], "this recipe reads its data with it") from error
-
-
-def missing_extra(package: str, why: str) -> ImportError:
-    return ImportError(f"{package} is not installed, and {why}. Run: pip install fiberdp[recipes]")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

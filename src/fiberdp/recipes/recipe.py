@@ -53,10 +53,17 @@ def classification(model: nn.Module, rows: Any, logits: Callable[[nn.Module, Any
     return classified(logits, model, rows)
 
 
+def power_delta(num_examples: int) -> float:
+    """N^-1.1, as the paper says (5.1, E.2)."""
+    return num_examples**-1.1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """load(data_dir) -> {"train", "heldout", "test"}, each a dict of tensors with one row an example, or a source of such batches.
     build() -> the model, freshly initialised; trainable parameters are those that require gradients.
+    weights(model, data_dir): puts pretrained ones into what build() made, from a folder below data_dir, a package or the hub; None: the
+    task is learned from scratch.  build() needs none of these, so that a model can be checked anywhere.
 
     loss(model, batch) -> [b].  metrics(model, rows) -> {name: figure} at the end of every epoch, of held-out rows; `metric`, a share, is
     the one that runs are tuned and compared by.  details(model, test rows) -> {"details": {name: figure}, "samples": […]}, once, after
@@ -66,8 +73,8 @@ class Recipe:
     options: per method, what was tuned on the held-out rows (never on test), such as {"fiber": {"lr": 1e-3}}.  trials: by how many trials.
     row() -> a batch of one blank example, for its structure, so that the model can be checked without data; None: read from load.
     augmentation: how --multiplicity makes copies of an example; None if the task has no such way.  Used only when asked for.
-    paper: where the paper's figures for this task stand; published: the figures.  cpu_minutes: measured for `fiber` on 2 cores.
-    delta is N**-1.1 from the number N of training rows, computed.
+    paper: where the paper's figures for this task stand; published: the figures.  cpu_minutes: measured for `fiber` on 2 cores; None: not here.
+    delta: of the number N of training rows; the paper's N**-1.1.
     """
 
     name: str
@@ -75,7 +82,7 @@ class Recipe:
     model: str
     data: str
     paper: str
-    cpu_minutes: float
+    cpu_minutes: float | None
     epsilon: float
     clip_norm: float
     batch_size: int
@@ -93,16 +100,21 @@ class Recipe:
     trials: Mapping[str, int] = field(default_factory=dict)
     augmentation: Any = None
     row: Callable[[], dict[str, Tensor]] | None = None
+    weights: Callable[[nn.Module, str | None], None] | None = None
+    delta: Callable[[int], float] = power_delta
 
-    def fresh(self, keys: Keys, device: torch.device | str = "cpu") -> nn.Module:
-        """The model, initialised from the keys: the same for the same keys."""
+    def fresh(self, keys: Keys, device: torch.device | str = "cpu", data: str | None = None) -> nn.Module:
+        """The model, initialised from the keys: the same for the same keys.  data: as `load` is given it; weights may lie there."""
         import torch
 
         from fiberdp.engines.loss import random_state
 
         target = torch.device(device)
         with random_state(keys.stream("model").seed(0), target):
-            return self.build().to(target)
+            model = self.build()
+        if self.weights:
+            self.weights(model, data)
+        return model.to(target)
 
 
 def by_logits(logits: Callable[[nn.Module, Any], Tensor]) -> dict[str, Any]:
