@@ -11,6 +11,7 @@ from fiberdp.recipes.glue import GLUE
 from fiberdp.recipes.mnist import fashion_cnn, mnist_cnn
 from fiberdp.recipes.recipe import Recipe
 from fiberdp.recipes.sst2 import sst2_minilm, sst2_minilm_lora
+from fiberdp.recipes.vit import cifar100_vit_small_ft, imagenet_vit_small
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "digits": digits,
@@ -19,6 +20,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar10-cnn5": cifar10_cnn5,
     "cifar10-features": cifar10_features,
     "cifar100-wrn": cifar100_wrn,
+    "cifar100-vit-small-ft": cifar100_vit_small_ft,
+    "imagenet-vit-small": imagenet_vit_small,
     "sst2-minilm": sst2_minilm,
     "sst2-minilm-lora": sst2_minilm_lora,
     **GLUE,

