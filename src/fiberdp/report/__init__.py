@@ -26,8 +26,8 @@ def report(runs: Sequence[str | Path], *, out: str | Path | None = None, tensorb
     """Write the page of these folders (`reading.read`), and beside it NAME.md, NAME.csv and, if asked for, NAME-tensorboard/.
 
     out: NAME.html; report.html in the folder if exactly one is given.  A report there is replaced, anything else is not.
-    Returns JSON values: html, markdown, csv, tensorboard (paths), runs, comparisons, sweeps, ablations, unfinished (counts), receipts_passed,
-    bytes, warnings.
+    Returns JSON values: html, markdown, csv, tensorboard (paths), runs, comparisons, sweeps, ablations, unfinished, receipts_passed (counts),
+    bytes (of the page), warnings.
     Raises ValueError in one line for bad input, ImportError without matplotlib or tensorboard; then nothing is written.
     """
     path = _place(runs, out)
@@ -73,7 +73,9 @@ def _place(runs: Sequence[str | Path], out: str | Path | None) -> Path:
         )
     nearest = next((above for above in path.absolute().parents if above.exists()), None)
     if nearest is not None and not nearest.is_dir():
-        raise ValueError(f"--out {path}: {nearest} is a file: the page must be in a folder, which is made if it is not there. Choose another.")
+        raise ValueError(
+            f"--out {path}: {nearest} is a file: the page must be in a folder, which is made if it is not there. Choose another."
+        )
     return path
 
 
@@ -82,9 +84,7 @@ def _refuse_foreign(path: Path, beside: Any) -> None:
     ours = path.exists() and f'content="{MARK}' in path.read_text(encoding="utf-8", errors="replace")[:2000]
     for where in () if ours else (path, *beside):
         if where.exists():
-            raise ValueError(
-                f"--out {path}: {where} is there and not a report's: nothing but a report is overwritten. Choose another name, or remove it."
-            )
+            raise ValueError(f"--out {path}: {where} is no report: nothing but a report is overwritten. Choose another name, or remove it.")
 
 
 __all__ = ["Document", "Found", "document", "html", "markdown", "read", "report"]

@@ -18,15 +18,24 @@ WHAT = (
 
 
 def difference(ours: Sequence[float], theirs: float) -> dict[str, Any]:
-    """Our mean minus theirs and its ci95, per cent; ours: shares, theirs: per cent.
+    """Our mean minus theirs and its ci95, all in one unit.
 
-    >>> found = difference([0.95, 0.97], 93.0)
-    >>> round(found["mean"], 6), [round(end, 2) for end in found["ci95"]]
+    >>> found = difference([95.0, 97.0], 93.0)
+    >>> found["mean"], [round(end, 2) for end in found["ci95"]]
     (3.0, [-9.71, 15.71])
-    >>> difference([0.95], 93.0)["ci95"] is None
+    >>> difference([95.0], 93.0)["ci95"] is None
     True
     """
-    return summary([100 * value - theirs for value in ours])
+    return summary([value - theirs for value in ours])
+
+
+def ours(group: Group, metric: str) -> list[float]:
+    """Our figures in the unit of the published one: per cent of the metric that runs are compared by, else what `details` has."""
+    if metric == group.metric:
+        return [100 * value for value in group.results("test")]
+    details = [run.record["result"].get("details") for run in group.runs]
+    found = [each.get(metric) for each in details if isinstance(each, dict)]
+    return [float(value) for value in found if isinstance(value, (int, float))]
 
 
 def published(group: Group) -> list[Any]:
@@ -38,25 +47,28 @@ def published(group: Group) -> list[Any]:
 
 def beside(found: Found, keyed: dict[str, Key]) -> list[Section]:
     rows, shown = [], []
+    several = len(found.recipes) > 1
     for group in found.groups:
-        ours = group.results("test")
-        for p in published(group) if ours else ():
-            d, s = difference(ours, p.value), summary([100 * value for value in ours])
+        for p in published(group):
+            metric = getattr(p, "metric", group.metric)
+            values = ours(group, metric)
+            if not values:
+                continue
+            d, s = difference(values, p.value), summary(values)
             rows.append(
                 (
-                    Cell(group.recipe), Cell(group.label), number(group.epsilon, "g"), number(s["n"], "d"), number(s["mean"], ".2f"),
-                    number(s["std"], ".2f"), Cell(_published(p), p.value), number(d["mean"], "+.2f"),
+                    Cell(group.recipe), Cell(group.label), number(group.epsilon, "g"), Cell(metric.replace("_", " ")), number(s["n"], "d"),
+                    number(s["mean"], ".2f"), number(s["std"], ".2f"), Cell(_published(p), p.value), number(d["mean"], "+.2f"),
                     span(d["ci95"], 1.0) if d["ci95"] else Cell("one run: none"), Cell(p.place),
                 )
             )  # fmt: skip
-            several = len(found.recipes) > 1
-            label = f"{group.recipe}, {group.label}, ε = {group.epsilon:g}" if several else f"{group.label}, ε = {group.epsilon:g}"
-            ends = None if s["ci95"] is None else (s["ci95"][0], s["ci95"][1])
-            shown.append(Dot(label, keyed[group.label].colour, s["mean"], ends, (), p.value))
+            if metric == group.metric:
+                label = f"{group.recipe}, {group.label}, ε = {group.epsilon:g}" if several else f"{group.label}, ε = {group.epsilon:g}"
+                shown.append(Dot(label, keyed[group.label].colour, s["mean"], s["ci95"], (), p.value))
     if not rows:
         return _places(found)
-    columns = ("recipe", "method", "ε", "runs", "ours, %", "std", "paper, %", "ours − paper", "95 % interval", "place")
-    table = Table("Ours beside the paper's", columns, rows)
+    columns = ("recipe", "method", "ε", "metric", "runs", "ours", "std", "published", "difference", "95 % interval", "place")
+    table = Table("Ours beside the paper's", columns, rows, "Shares in per cent. Difference: ours minus the published figure.")
     legend = (Key("ours, mean and 95 % interval", 0, "", "o"), Key("published", -1, "none", "D"))
     blocks: list[Block] = [Text(WHAT), table]
     if len(shown) > 1:
@@ -75,8 +87,8 @@ def _published(p: Any) -> str:
 def _places(found: Found) -> list[Section]:
     """Where the paper's figures stand, if their values are not known here."""
     known = {recipe: RECIPES[recipe]().paper for recipe in found.recipes if recipe in RECIPES}
-    told = "; ".join(f"{recipe}: {place}" for recipe, place in known.items() if place and place != "none")
+    told = "; ".join(f"{recipe}, {place}" for recipe, place in known.items() if place not in ("", "-", "none"))
     if not told:
         return []
-    text = f"No figure is published for exactly these methods at these ε. The paper's figures for the task stand in its {told}."
+    text = f"No figure is known here for exactly these methods at these ε. Where the paper's figures for the task stand: {told}."
     return [Section("paper", "Beside the paper", (Text(text),))]

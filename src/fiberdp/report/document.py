@@ -21,13 +21,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """sortable: the order of the rows means nothing.  note: a line below."""
+    """sortable: the order of the rows means nothing.  note: a line below.  folded: shown when asked for."""
 
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[Cell, ...]]
     note: str = ""
     sortable: bool = True
+    folded: bool = False
 
     def numeric(self, column: int) -> bool:
         """Whether every cell that is not empty has a number to be sorted by."""
@@ -40,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Key:
-    """A line of a legend.  colour: number of the page's palette.  dash: SVG stroke-dasharray.  marker: one of matplotlib's."""
+    """A line of a legend.  colour: number of the page's palette, -1 the ink, -2 muted.  dash: of a stroke in SVG.  marker: as in matplotlib."""
 
     label: str
     colour: int
@@ -58,7 +59,6 @@ class Figure:
     svg: str
     legend: tuple[Key, ...] = ()
     data: Table | None = None
-    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,12 @@ class Points:
 
 @dataclass(frozen=True)
 class Code:
+    """command: a command line, which may be broken before an option."""
+
     title: str
     text: str
     folded: bool = False
+    command: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,21 @@ class Sample:
     parts: tuple[tuple[str, str], ...]
 
 
-Block = Text | Notice | Facts | Points | Code | Table | Figure | Sample
+@dataclass(frozen=True)
+class Columns:
+    """Side by side where there is room, the second below the first where there is not."""
+
+    first: tuple[Text | Figure, ...]
+    second: tuple[Text | Figure, ...]
+
+
+Block = Text | Notice | Facts | Points | Code | Table | Figure | Sample | Columns
 
 
 @dataclass(frozen=True)
 class Section:
+    """title: short enough for the page's navigation."""
+
     id: str
     title: str
     blocks: tuple[Block, ...]
@@ -123,7 +136,18 @@ class Document:
 
 def number(value: Any, form: str = ".4g") -> Cell:
     """A cell of a number; an en dash for none."""
-    return Cell("–") if value is None else Cell(format(value, form), float(value))
+    return Cell("–") if value is None else Cell(power(format(value, form)), float(value))
+
+
+def power(text: str) -> str:
+    """A formatted number as it is printed: a minus sign, and powers of ten.
+
+    >>> power("6.1e-06"), power("-0.25")
+    ('6.1×10⁻⁶', '−0.25')
+    """
+    mantissa, e, exponent = text.partition("e")
+    raised = "×10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")) if e else ""
+    return mantissa.replace("-", "−") + raised
 
 
 def share(value: float | None) -> Cell:
@@ -133,9 +157,15 @@ def share(value: float | None) -> Cell:
 
 def span(ends: Any, scale: float = 100.0) -> Cell:
     """An interval, sorted by its middle; an en dash for none."""
-    return Cell("–") if ends is None else Cell(f"[{scale * ends[0]:.2f}, {scale * ends[1]:.2f}]", scale * (ends[0] + ends[1]) / 2)
+    return Cell("–") if ends is None else Cell(power(f"[{scale * ends[0]:.2f}, {scale * ends[1]:.2f}]"), scale * (ends[0] + ends[1]) / 2)
 
 
 def quantity(value: float, what: str) -> str:
     """ "1 run", "15 runs"."""
     return f"{value} {what}" if value == 1 else f"{value} {what}s"
+
+
+def without_empty(rows: list[tuple[Cell, ...]], columns: tuple[str, ...]) -> tuple[list[tuple[Cell, ...]], tuple[str, ...]]:
+    """Without columns in which no row has anything."""
+    kept = [i for i in range(len(columns)) if any(row[i].text not in ("", "–") for row in rows)]
+    return [tuple(row[i] for i in kept) for row in rows], tuple(columns[i] for i in kept)

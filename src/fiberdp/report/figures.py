@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
 from typing import Any
@@ -63,17 +63,22 @@ def learning_curves(found: Found, keyed: dict[str, Key]) -> list[Figure]:
 
 
 def spent(found: Found, keyed: dict[str, Key]) -> list[Figure]:
-    """epsilon so far, one panel a recipe and epsilon would be the same curve many times: a line for each of them instead."""
-    first = [groups[0] for _, groups in panels(found)]
-    lines = []
-    for i, group in enumerate(first[: len(SERIES)]):
-        label = f"{group.recipe}, ε = {group.epsilon:g}"
-        lines += _lines([group], {group.label: Key(label, i, DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)])}, _spent)
+    """epsilon so far; what is spent alike, to 0.01, is one line."""
+    named: dict[tuple[Any, ...], list[str]] = {}
+    for group in found.groups:
+        (line,) = _lines([group], {group.label: Key("", 0)}, _spent)
+        name = f"{group.recipe}, ε = {group.epsilon:g}" if len(found.recipes) > 1 else f"ε = {group.epsilon:g}"
+        same = named.setdefault((tuple(line.x), tuple(round(e, 2) for e in line.mean)), [])
+        same += [] if name in same else [name]
+    lines = [
+        Line(Key("; ".join(names), i, DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)]), list(x), list(mean), list(mean), list(mean), 1)
+        for i, ((x, mean), names) in enumerate(list(named.items())[: len(SERIES)])
+    ]
     if not any(len(line.x) > 1 for line in lines):
         return []
     figure = _curves("spent", "Privacy spent so far", "ε", lines, scale=1.0, zero=True)
     told = "What the steps so far cost, from the ledger. Stopping early would have cost this much and no more."
-    return [Figure(figure.title, told, figure.alt, figure.svg, figure.legend, figure.data)]
+    return [replace(figure, caption=told)]
 
 
 def clamp_mass(found: Found, keyed: dict[str, Key]) -> list[Figure]:
@@ -82,11 +87,7 @@ def clamp_mass(found: Found, keyed: dict[str, Key]) -> list[Figure]:
         lines = [line for line in _lines(groups, keyed, lambda line: _number(line, "clamp_mass")) if line.x]
         if any(len(line.x) > 1 for line in lines):
             figure = _curves(f"clamp{i}", f"Clamp mass, {title}", "share of coordinates, %", lines, scale=100.0, limits=(-3, 103))
-            told = (
-                "Share of the coordinates whose corrected second moment lies on the floor ε_v. There the update is momentum with one step size; "
-                "near 100 %, little of Adam's adaptivity is left."
-            )
-            figures.append(Figure(figure.title, told, figure.alt, figure.svg, figure.legend, figure.data))
+            figures.append(figure)
     return figures
 
 
@@ -127,11 +128,11 @@ def _curves(
             if line.runs > 1:
                 axes.fill_between(line.x, low, high, color=colour, alpha=0.14, linewidth=0)
             axes.plot(
-                line.x, mean, color=colour, linestyle=dashes(line.key.dash), marker=line.key.marker, markersize=4.5,
+                line.x, mean, color=colour, linestyle=dashes(line.key.dash), marker=line.key.marker, markersize=5.5,
                 markevery=list(few(len(line.x))), markeredgecolor=CARD, markeredgewidth=0.6,
             )  # fmt: skip
         axes.set_xlabel("epoch")
-        axes.set_ylabel(unit)
+        axes.set_title(unit, loc="left", color=MUTED)
         axes.margins(x=0.02)
         if zero:
             axes.set_ylim(bottom=0)
@@ -177,24 +178,25 @@ def gains(found: Found, keyed: dict[str, Key]) -> list[Figure]:
             axes.axhline(A, color=SERIES[key.colour], linewidth=0.8, alpha=0.6)
             places = sorted({round(len(A_t) ** (k / 8)) - 1 for k in range(9)})
             axes.plot(
-                steps, A_t, color=SERIES[key.colour], linestyle=dashes(key.dash), marker=key.marker, markersize=4.5, markevery=places,
+                steps, A_t, color=SERIES[key.colour], linestyle=dashes(key.dash), marker=key.marker, markersize=5.5, markevery=places,
                 markeredgecolor=CARD, markeredgewidth=0.6,
             )  # fmt: skip
         axes.set_xscale("log")
         ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 200, 500) if t <= max(len(A_t) for _, A_t, _ in shown)]
         axes.set_xticks(ticks, [str(t) for t in ticks])
         axes.set_xlabel("step")
-        axes.set_ylabel("A")
-        axes.set_ylim(bottom=0)
+        axes.set_title("A", loc="left", color=MUTED)
+        axes.set_ylim(0, 1.08 * max(max(*A_t, A) for _, A_t, A in shown))
 
     places = (0, 1, 2, 4, 9, 19, 49, 99, 199, 499)
-    rows = [(Cell(key.label), number(t + 1, "d"), number(A_t[t], ".6f"), number(A, ".6f")) for key, A_t, A in shown for t in places if t < len(A_t)]
+    rows = [
+        (Cell(key.label), number(t + 1, "d"), number(A_t[t], ".6f"), number(A, ".6f"))
+        for key, A_t, A in shown
+        for t in places
+        if t < len(A_t)
+    ]
     alt = "Noise gain over steps. It settles at: " + "; ".join(f"{key.label} {A:.4f}" for key, _, A in shown) + "."
-    caption = (
-        "A at step t is the variance of the filtered noise over that of white noise at the level that is charged; the thin line is what it "
-        "settles to. The second moment holds A·σ_w² of noise, which is what the correction takes away. No filter: 1; correlated noise can "
-        "be above 1, because it cancels over steps and not within one."
-    )
+    caption = "The thin line is what a curve settles to."
     data = Table("Noise gain", ("method", "step", "A at this step", "settles to"), rows)
     return [Figure("Noise gain of filter and mechanism", caption, alt, drawn(draw, "gain"), tuple(key for key, _, _ in shown), data)]
 
@@ -235,7 +237,16 @@ def dots(key: str, title: str, caption: str, unit: str, rows: list[Dot], data: T
             axes.plot(row.single, [y] * len(row.single), linestyle="", marker="|", markersize=8, color=MUTED, markeredgewidth=1.0)
             axes.plot([row.mean], [y], marker="o", markersize=6, color=colour, markeredgecolor=CARD, markeredgewidth=0.8)
             if row.paper is not None:
-                axes.plot([row.paper], [y], marker="D", markersize=6, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=1.2, linestyle="")
+                axes.plot(
+                    [row.paper],
+                    [y],
+                    marker="D",
+                    markersize=6,
+                    markerfacecolor="none",
+                    markeredgecolor=INK,
+                    markeredgewidth=1.2,
+                    linestyle="",
+                )
         axes.set_yticks(range(len(rows)), [plain(row.label) for row in rows], color=INK)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlabel(unit)
@@ -257,7 +268,9 @@ def results(found: Found, keyed: dict[str, Key]) -> list[Figure]:
             if values:
                 s = summary(values)
                 ends = None if s["ci95"] is None else (100 * s["ci95"][0], 100 * s["ci95"][1])
-                rows.append(Dot(group.label, keyed[group.label].colour, 100 * s["mean"], ends, tuple(100 * v for v in values if len(values) > 1)))
+                rows.append(
+                    Dot(group.label, keyed[group.label].colour, 100 * s["mean"], ends, tuple(100 * v for v in values if len(values) > 1))
+                )
                 lines.append((Cell(group.label), number(s["n"], "d"), share(s["mean"]), share(s["std"]), span(s["ci95"])))
         if len(rows) > 1:
             named = groups[0].metric.replace("_", " ")

@@ -1,4 +1,4 @@
-"""Searches and ablations: a heat map where two options were varied, a chart with intervals where one was, the paper's figure beside ours."""
+"""Searches and ablations: a heat map where two options were varied, a chart with intervals where one was, beside the paper's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fiberdp.intervals import summary
 from fiberdp.methods import METHODS
-from fiberdp.report.document import Block, Cell, Figure, Key, Notice, Section, Table, Text, number, share, span
+from fiberdp.report.document import Block, Cell, Figure, Key, Notice, Section, Table, Text, number, share, span, without_empty
 from fiberdp.report.figures import Dot, dots, plain
 from fiberdp.report.reading import Found, Json
 from fiberdp.report.svg import CARD, MUTED, ON, RAMP, SERIES, drawn
@@ -39,13 +39,15 @@ def _search(key: str, name: str, sweep: Json) -> list[Block]:
     title = f"{sweep['recipe']}: {sweep['method']} at ε = {sweep['epsilon']:g}"
     best = sweep["best"]["options"]
     blocks: list[Block] = [Text(f"**{title}**, {len(trials)} trials ({name}). Best on held-out rows: {_options(best)}.")]
+    mapped: set[str] = set()
     for axes in (("kappa", "gamma"), ("kappa", "omega"), ("lr", "bands")):
         cells = _best_of(trials, axes)
         if len({x for x, _ in cells}) > 1 and len({y for _, y in cells}) > 1:
+            mapped |= {*axes}
             told = f"Best held-out result of the trials in each cell, %. {title}; empty: not tried."
             blocks.append(heat_map(f"{key}{axes[1]}", f"{_name(axes[0])} and {_name(axes[1])}, {title}", told, axes, cells))
     for option in ("lr", "omega", "kappa", "gamma", "bands", "eps_v"):
-        figure = _along(f"{key}{option}", title, option, trials)
+        figure = None if option in mapped else _along(f"{key}{option}", title, option, trials)
         blocks += [figure] if figure else []
     rows = [
         (
@@ -54,7 +56,11 @@ def _search(key: str, name: str, sweep: Json) -> list[Block]:
         )
         for i, t in enumerate(sorted(trials, key=lambda t: -t["heldout"]))
     ]  # fmt: skip
-    blocks.append(Table(f"Trials, {title}", ("trial", "stage", "options", "held-out, %", "noise / charged", "seconds"), rows, str(sweep.get("note", ""))))
+    blocks.append(
+        Table(
+            f"Trials, {title}", ("trial", "stage", "options", "held-out, %", "noise / charged", "seconds"), rows, str(sweep.get("note", ""))
+        )
+    )
     return blocks
 
 
@@ -85,7 +91,7 @@ def _along(key: str, title: str, option: str, trials: Sequence[Json]) -> Figure 
         if option == "lr":
             axes.set_xscale("log")
         axes.set_xlabel(_name(option))
-        axes.set_ylabel("held-out, %")
+        axes.set_title("held-out, %", loc="left", color=MUTED)
 
     data = Table(f"Trials along {_name(option)}", (_name(option), "held-out, %"), [(number(x), number(y, ".2f")) for x, y in points])
     best = max(points, key=lambda point: point[1])
@@ -140,6 +146,7 @@ def _cells(title: str, axes: list[str], cells: list[Json], paper: dict[Any, floa
             )
         )  # fmt: skip
     columns = (*(_name(axis) for axis in axes), "runs", "test, %", "std", "95 % interval", "paper, %", "ours − paper", "its interval")
+    rows, columns = without_empty(rows, columns)
     return Table(f"Cells, {title}", columns, rows, f"Published: {_places(found)}." if paper else "")
 
 
@@ -192,10 +199,11 @@ def heat_map(key: str, title: str, caption: str, axes: tuple[str, str], cells: d
         axes_.spines["bottom"].set_visible(False)
 
     best = max(cells, key=lambda at: cells[at])
-    alt = (
-        f"{title}: from {100 * low:.2f} to {100 * high:.2f} %; best at {_name(axes[0])} {_value(best[0])}, {_name(axes[1])} {_value(best[1])}."
+    at = f"{_name(axes[0])} {_value(best[0])}, {_name(axes[1])} {_value(best[1])}"
+    alt = f"{title}: from {100 * low:.2f} to {100 * high:.2f} %; best at {at}."
+    data = Table(
+        title, (_name(axes[0]), _name(axes[1]), "%"), [(number(x), number(y), share(value)) for (x, y), value in sorted(cells.items())]
     )
-    data = Table(title, (_name(axes[0]), _name(axes[1]), "%"), [(number(x), number(y), share(value)) for (x, y), value in sorted(cells.items())])
     return Figure(title, caption, alt, drawn(draw, key, height=1.0 + 0.42 * max(len(rows), 2)), (), data)
 
 

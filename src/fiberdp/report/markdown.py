@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fiberdp.report.document import Block, Code, Document, Facts, Figure, Notice, Points, Sample, Table, Text
+from fiberdp.report.document import Block, Code, Columns, Document, Facts, Figure, Notice, Points, Sample, Table, Text
 from fiberdp.report.page import MARK
 
 
@@ -30,6 +30,8 @@ def _block(block: Block) -> list[str]:
         case Figure():
             shown = [f"### {_text(block.title)}", _text(block.caption)]
             return shown + ([_text(block.data.markdown())] if block.data and block.data.rows else [_text(block.alt)])
+        case Columns():
+            return [part for inner in (*block.first, *block.second) for part in _block(inner)]
         case Sample():
             return [f"### {_text(block.title)}", "\n".join(f"- {name}: {_text(' '.join(text.split()))}" for name, text in block.parts)]
 

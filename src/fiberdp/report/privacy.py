@@ -6,8 +6,9 @@ import math
 from itertools import groupby
 from typing import Any
 
-from fiberdp.report.document import Block, Cell, Facts, Notice, Points, Section, Table, Text, number, quantity
+from fiberdp.report.document import Block, Cell, Columns, Facts, Notice, Points, Section, Table, Text, number, power, quantity
 from fiberdp.report.reading import Found, Run
+from fiberdp.report.tradeoff import detection, tradeoff
 
 NEIGHBOURS = {
     "add_or_remove_one": "two data sets are neighbours if one has one example more than the other",
@@ -35,20 +36,6 @@ NOT_COVERED = (
 )
 
 
-def detection(epsilon: float, delta: float, false_positives: float) -> float:
-    """The largest rate at which a test of this false-positive rate finds that an example was there.
-
-        TPR <= min(e^epsilon FPR + delta,  1 - e^-epsilon (1 - delta - FPR)),        at most 1
-
-    (Wasserman and Zhou 2010; Kairouz, Oh and Viswanath 2015).  Holds for every test, whatever else it knows.
-
-    >>> round(detection(1.0, 0.0, 0.05), 4), round(detection(0.0, 0.0, 0.05), 4)
-    (0.1359, 0.05)
-    """
-    growing = math.exp(min(epsilon, 700.0)) * false_positives + delta
-    return min(1.0, growing, 1 - math.exp(-epsilon) * (1 - delta - false_positives))
-
-
 def receipt(found: Found) -> Section:
     """The first card: whether the noise was there, of all runs together."""
     runs = found.runs
@@ -62,7 +49,7 @@ def receipt(found: Found) -> Section:
         else f"Measured / charged std **{one['std_ratio']:.4f} to {ratios[-1]['std_ratio']:.4f}** in {len(runs)} runs"
     )
     text = (
-        f"{told}: {worst:.1f} standard errors away from 1{' at most' if len(runs) > 1 else ''}. Before the first step the pipeline of "
+        f"{told}: {'at most ' if len(runs) > 1 else ''}{worst:.1f} standard errors away from 1. Before the first step the pipeline of "
         "the run itself was driven on blank examples with every loss multiplied by 0, so that what came out was noise alone, and this was "
         "compared with what the ledger charges: strength, shape, and correlation between steps, coordinates and tensors. More than 5 "
         "standard errors off, and the run would not have started. No data was touched."
@@ -85,7 +72,7 @@ def _checks(run: Run) -> tuple[Table, ...]:
         for c in checks
     ]  # fmt: skip
     columns = ("check", "measured", "charged", "standard error", "standard errors off", "allowed", "passed")
-    return (Table(f"All {len(rows)} checks", columns, rows),) if rows else ()
+    return (Table(f"All {len(rows)} checks", columns, rows, folded=True),) if rows else ()
 
 
 def _receipts(found: Found) -> tuple[Table, ...]:
@@ -97,7 +84,14 @@ def _receipts(found: Found) -> tuple[Table, ...]:
         for run in found.runs
         for r in (run.record["receipt"],)
     ]  # fmt: skip
-    return (Table("The receipt of each run", ("run", "std / charged", "standard error", "lag-1 correlation", "checks", "passed"), rows),)
+    return (
+        Table(
+            "The receipt of each run",
+            ("run", "std / charged", "standard error", "lag-1 correlation", "checks", "passed"),
+            rows,
+            folded=True,
+        ),
+    )
 
 
 def statement(found: Found) -> Section:
@@ -108,8 +102,8 @@ def statement(found: Found) -> Section:
         blocks.append(_facts(stated[0]))
     else:
         blocks.append(_table(found, stated))
-    blocks.append(_conclusion(stated[-1], len(stated)))
-    blocks += _together(found)
+    told = (_conclusion(stated[-1], len(stated)), *_together(found))
+    blocks.append(Columns(told, (tradeoff(sorted({(epsilon, delta) for epsilon, delta, *_ in stated})),)))
     seeded = [run for run in found.runs if run.record["keys"] == "seeded"]
     if seeded:
         which = "The run's keys" if len(found.runs) == 1 else f"The keys of {quantity(len(seeded), 'run')}"
@@ -117,8 +111,8 @@ def statement(found: Found) -> Section:
             Notice(
                 "warning",
                 "Reproducible, so not private against who knows the seed",
-                f"{which} follow from a seed: whoever knows it can draw the same noise and subtract it. The statements hold against everyone "
-                "else. For a release, train without `--seed`.",
+                f"{which} follow from a seed: whoever knows it can draw the same noise and subtract it. The statements hold against "
+                "everyone else. For a release, train without a seed.",
             )
         )
     blocks.append(Points("What the statement does not cover", NOT_COVERED))
@@ -135,8 +129,8 @@ def _facts(terms: tuple[Any, ...]) -> Facts:
     return Facts(
         "",
         (
-            ("ε", f"{epsilon:g}", "how much one example can change the odds of anything that is seen: by a factor of e^ε at most"),
-            ("δ", f"{delta:.3g}", f"the slack of that bound; 1/N is {1 / examples:.3g}"),
+            ("ε", f"{epsilon:g}", f"one example changes the odds of anything that is seen by a factor of {_factor(epsilon)} at most"),
+            ("δ", power(f"{delta:.2g}"), f"the slack of that bound, {delta * examples:.2g} of 1/N"),
             ("Relation", relation.replace("_", "-"), NEIGHBOURS.get(relation, "")),
             ("Accountant", accountant, ACCOUNTANTS.get(accountant, "")),
             ("Sampler", sampling.replace("_", "-"), f"{SAMPLERS.get(sampling, '')}; B = {batch:,}, N = {examples:,}"),
@@ -144,34 +138,40 @@ def _facts(terms: tuple[Any, ...]) -> Facts:
     )
 
 
+def _factor(epsilon: float) -> str:
+    """e^epsilon, or an order of magnitude."""
+    return f"{math.exp(epsilon):.3g}" if epsilon < 7 else f"e^{epsilon:.3g}"
+
+
 def _table(found: Found, stated: list[tuple[Any, ...]]) -> Table:
     rows = []
     for terms in stated:
         runs = [run for run in found.runs if _terms(run) == terms]
         epsilon, delta, relation, accountant, sampling, batch, examples = terms
+        one, five = (number(100 * detection(epsilon, delta, rate), ".3g") for rate in (0.01, 0.05))
         rows.append(
             (
                 Cell(", ".join(sorted({run.record["recipe"] for run in runs}))), number(epsilon), number(delta, ".3g"),
-                Cell(relation.replace("_", "-")), Cell(accountant), Cell(sampling.replace("_", "-")), number(batch, ",d"), number(examples, ",d"),
-                number(len(runs), "d"), number(100 * detection(epsilon, delta, 0.01), ".3g"), number(100 * detection(epsilon, delta, 0.05), ".3g"),
+                Cell(relation.replace("_", "-")), Cell(accountant), Cell(sampling.replace("_", "-")), number(batch, ",d"),
+                number(examples, ",d"), number(len(runs), "d"), one, five,
             )
         )  # fmt: skip
     kinds = {terms[2:5] for terms in stated}
     explained = [f"{relation.replace('_', '-')}: {NEIGHBOURS.get(relation, '')}" for relation in sorted({k[0] for k in kinds})]
     explained += [f"{accountant}: {ACCOUNTANTS.get(accountant, '')}" for accountant in sorted({k[1] for k in kinds})]
     explained += [f"{sampling.replace('_', '-')}: {SAMPLERS.get(sampling, '')}" for sampling in sorted({k[2] for k in kinds})]
-    columns = ("recipe", "ε", "δ", "relation", "accountant", "sampler", "B", "N", "runs", "found at 1 %", "found at 5 %")
-    return Table("What each run guarantees", columns, rows, "; ".join(explained) + ".")
+    columns = ("recipe", "ε", "δ", "relation", "accountant", "sampler", "B", "N", "runs", "limit at 1 %", "limit at 5 %")
+    return Table("What each run guarantees", columns, rows, "; ".join(explained) + ". Limits, %: see below.")
 
 
 def _conclusion(terms: tuple[Any, ...], count: int) -> Text:
     epsilon, delta = terms[:2]
     one, five = (100 * detection(epsilon, delta, rate) for rate in (0.01, 0.05))
-    which = "" if count == 1 else f" of the run with the largest ε, {epsilon:g},"
+    which = "" if count == 1 else f" (of the run with the largest ε, {epsilon:g})"
     instead = ", or another in its place" if terms[2] == "replace_one" else ""
     rises = (
-        f"they find a person who is there **{_times(one)} %** of the time if they accept one false alarm in a hundred (a blind guess: 1 %), "
-        f"and **{_times(five)} %** of the time at five in a hundred"
+        f"they find a person who is there **{_times(one)} %** of the time if they accept one false alarm in a hundred (a blind guess: "
+        f"1 %), and **{_times(five)} %** of the time at five in a hundred"
     )
     return Text(
         f"**What an outsider may conclude.** Take someone who sees everything that was released{which} at every step, who knows all other "
@@ -184,7 +184,7 @@ def _times(value: float) -> str:
     return f"{value:.1f}" if value < 99.95 else "100"
 
 
-def _together(found: Found) -> list[Block]:
+def _together(found: Found) -> list[Text]:
     """Basic composition of the runs that saw the same rows: what publishing all of them costs."""
     runs = sorted((run for run in found.runs), key=lambda run: run.record["recipe"])
     told = []
@@ -192,7 +192,7 @@ def _together(found: Found) -> list[Block]:
         each = [run.record["privacy"] for run in same]
         if len(each) > 1:
             epsilon, delta = sum(p["epsilon"] for p in each), sum(p["delta"] for p in each)
-            told.append(f"{recipe}, {len(each)} runs: ε = {epsilon:.3g}, δ = {delta:.2g}")
+            told.append(f"{recipe}, {len(each)} runs: ε = {epsilon:.3g}, δ = {power(f'{delta:.2g}')}")
     if not told:
         return []
     return [

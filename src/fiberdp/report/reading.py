@@ -1,10 +1,10 @@
 """The folders that a report is made of, read and checked before anything is drawn.
 
-    a run directory              record.json, metrics.jsonl
-    what `compare` wrote         comparison.json, and its runs
-    what `sweep` wrote           sweep.json
-    what `ablate` wrote          ablation.json
-    a folder of such folders     all of them, to any depth; what is secret (resume/) is not looked into
+a run directory              record.json, metrics.jsonl
+what `compare` wrote         comparison.json, and its runs
+what `sweep` wrote           sweep.json
+what `ablate` wrote          ablation.json
+a folder of such folders     all of them, to any depth; what is secret (resume/) is not looked into
 """
 
 from __future__ import annotations

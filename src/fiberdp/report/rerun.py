@@ -16,7 +16,7 @@ OPTIONS = ("lr", "omega", "kappa", "gamma", "eps_v", "eps_v_scale", "bands", "al
 
 
 def command(run: Run) -> tuple[str, bool]:
-    """(`fiberdp train …`, whether it gives exactly this method).  A secret key cannot be repeated: the result will scatter around this one."""
+    """(`fiberdp train …`, whether it gives exactly this method).  A secret key cannot be repeated: results scatter."""
     record, plan = run.record, run.record["config"]["plan"]
     chosen = RECIPES[record["recipe"]]() if record["recipe"] in RECIPES else None
     given, exact = _method(chosen, run.plan["method"])
@@ -46,7 +46,11 @@ def compared(result: Json) -> str:
 
 def swept(result: Json) -> str:
     own = ("recipe", "method", "epsilon", "seed", "study", "budget", "best", "trials", "note", "versions")
-    wanted: dict[str, Any] = {"method": result["method"], "epsilon": f"{result['epsilon']:g}", "trials": result.get("budget", len(result["trials"]))}
+    wanted: dict[str, Any] = {
+        "method": result["method"],
+        "epsilon": f"{result['epsilon']:g}",
+        "trials": result.get("budget", len(result["trials"])),
+    }
     settings = {name.replace("_", "-"): value for name, value in result.items() if name not in own}
     return _line(["sweep", result["recipe"]], wanted | {"seed": result.get("seed")} | _placed(settings) | {"out": "OUT"})
 
@@ -110,7 +114,11 @@ def _method(chosen: Recipe | None, config: Json) -> tuple[Json, bool]:
 def _read(augmentation: Any, copies: Json) -> Json:
     if augmentation is None:
         return {}
-    return {"type": augmentation.name} | {f.name: getattr(augmentation, f.name) for f in fields(augmentation)} | {"multiplicity": copies.get("multiplicity")}
+    return (
+        {"type": augmentation.name}
+        | {f.name: getattr(augmentation, f.name) for f in fields(augmentation)}
+        | {"multiplicity": copies.get("multiplicity")}
+    )
 
 
 def _defaulted(made: Any, recorded: Any) -> bool:

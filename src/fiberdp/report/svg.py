@@ -22,7 +22,7 @@ NAMES |= {colour: f"r{i}" for i, colour in enumerate(RAMP)} | {colour: f"on{i}" 
 DASHES = ("", "6 2.5", "2 2", "7 2 2 2", "10 3")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLE: Any = {
-    "svg.fonttype": "none", "font.size": 9.5, "axes.titlesize": 9.5, "axes.labelsize": 9.5, "xtick.labelsize": 9.0, "ytick.labelsize": 9.0,
+    "svg.fonttype": "none", "font.size": 8.6, "axes.titlesize": 8.6, "axes.labelsize": 8.6, "axes.titlepad": 9.0, "axes.labelpad": 5.0,
     "text.color": INK, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED, "axes.edgecolor": GRID, "xtick.major.size": 0,
     "ytick.major.size": 0, "xtick.minor.size": 0, "ytick.minor.size": 0, "axes.spines.top": False, "axes.spines.right": False,
     "axes.spines.left": False, "axes.grid": True, "axes.grid.axis": "y", "grid.color": GRID, "grid.linewidth": 0.8, "axes.axisbelow": True,
@@ -39,7 +39,7 @@ def require_matplotlib() -> None:
         ) from None
 
 
-def drawn(draw: Callable[[Any], None], key: str, *, width: float = 5.2, height: float = 3.0) -> str:
+def drawn(draw: Callable[[Any], None], key: str, *, width: float = 4.3, height: float = 2.55) -> str:
     """The SVG of `draw(axes)`.  key: prefix of its ids, one a figure of a page.  width, height: inches of 72 user units."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -20,7 +20,15 @@ def table(found: Found) -> str:
     writer.writeheader()
     for run in found.runs:
         r = run.record
-        flat = {"run": run.name, "receipt_passed": r["receipt"]["passed"]} | r | r["privacy"] | r["receipt"] | r["result"] | r["timing"] | r["versions"]
+        flat = (
+            {"run": run.name, "receipt_passed": r["receipt"]["passed"]}
+            | r
+            | r["privacy"]
+            | r["receipt"]
+            | r["result"]
+            | r["timing"]
+            | r["versions"]
+        )
         writer.writerow({name: _inert(flat.get(name)) for name in COLUMNS})
     return text.getvalue()
 

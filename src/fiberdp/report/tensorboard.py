@@ -28,7 +28,9 @@ def refuse_foreign(folder: Path) -> None:
         raise ValueError(f"--tensorboard writes {folder}, which is a file: it must be free, because it becomes a folder. Remove it.")
     strange = next((p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("events.out.tfevents.")), None)
     if strange is not None:
-        raise ValueError(f"--tensorboard would replace {folder}, in which {strange.name} is no event file: nothing else is overwritten. Move it.")
+        raise ValueError(
+            f"--tensorboard would replace {folder}, in which {strange.name} is no event file: nothing else is overwritten. Move it."
+        )
 
 
 def write_events(found: Found, folder: Path) -> None:
