@@ -26,8 +26,8 @@ def report(runs: Sequence[str | Path], *, out: str | Path | None = None, tensorb
     """Write the page of these folders (`reading.read`), and beside it NAME.md, NAME.csv and, if asked for, NAME-tensorboard/.
 
     out: NAME.html; report.html in the folder if exactly one is given.  A report there is replaced, anything else is not.
-    Returns JSON values: html, markdown, csv, tensorboard (paths), runs, comparisons, sweeps, ablations, unfinished, receipts_passed (counts),
-    bytes (of the page), warnings.
+    Returns JSON values: html, markdown, csv, tensorboard (paths), runs, comparisons, sweeps, ablations, unfinished and
+    receipts_passed (counts), bytes (of the page), warnings.
     Raises ValueError in one line for bad input, ImportError without matplotlib or tensorboard; then nothing is written.
     """
     path = _place(runs, out)

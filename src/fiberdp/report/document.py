@@ -41,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Key:
-    """A line of a legend.  colour: number of the page's palette, -1 the ink, -2 muted.  dash: of a stroke in SVG.  marker: as in matplotlib."""
+    """A line of a legend.  colour: number of the page's palette, -1 the ink, -2 muted.  dash: of a stroke.  marker: matplotlib's."""
 
     label: str
     colour: int

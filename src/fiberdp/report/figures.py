@@ -299,5 +299,9 @@ def cost(found: Found, keyed: dict[str, Key]) -> list[Figure]:
 
 
 def plain(label: str) -> str:
-    """A label that matplotlib draws as it is: a dollar sign would begin a formula."""
-    return re.sub(r"\$", r"\\$", label)
+    """A label that matplotlib draws as it is, and has room for: a dollar sign would begin a formula.
+
+    >>> plain("a$"), plain("a label of more than thirty-two letters")
+    ('a\\\\$', 'a label of more than thirty-two…')
+    """
+    return re.sub(r"\$", r"\\$", label if len(label) <= 32 else f"{label[:31]}…")

@@ -90,6 +90,8 @@ def _along(key: str, title: str, option: str, trials: Sequence[Json]) -> Figure 
         axes.plot(*zip(*points), linestyle="", marker="o", markersize=6, color=SERIES[0], alpha=0.75, markeredgecolor=CARD)
         if option == "lr":
             axes.set_xscale("log")
+            axes.minorticks_off()
+            axes.set_xticks(*_ticks(points[0][0], points[-1][0]))
         axes.set_xlabel(_name(option))
         axes.set_title("held-out, %", loc="left", color=MUTED)
 
@@ -97,6 +99,14 @@ def _along(key: str, title: str, option: str, trials: Sequence[Json]) -> Figure 
     best = max(points, key=lambda point: point[1])
     alt = f"Held-out result along {_name(option)}: best {best[1]:.2f} % at {best[0]:.4g}."
     return Figure(f"Along {_name(option)}, {title}", "One dot a trial.", alt, drawn(draw, key), (), data)
+
+
+def _ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """1, 2, 5, 10, … between these ends, or the powers of ten if those are many; matplotlib's own labels lie on each other."""
+    every = [float(f"{step}e{k}") for k in range(-9, 3) for step in (1, 2, 5)]
+    inside = [tick for tick in every if 0.999 * low <= tick <= 1.001 * high]
+    shown = inside if len(inside) <= 6 else [tick for tick in inside if f"{tick:e}".startswith("1.")]
+    return shown, [f"{tick:g}" for tick in shown]
 
 
 def _ablation(key: str, found: Json) -> list[Block]:

@@ -93,7 +93,8 @@ def _results(found: Found, keyed: dict[str, Key]) -> list[Section]:
         rows.append(
             (
                 Cell(group.recipe), Cell(group.label), number(group.epsilon, "g"), number(len(group.runs), "d"),
-                Cell(group.metric.replace("_", " ")), share(s["mean"]), share(s["std"]), span(s["ci95"]), share(held["mean"]), share(_averaged(group)),
+                Cell(group.metric.replace("_", " ")), share(s["mean"]), share(s["std"]), span(s["ci95"]),
+                share(held["mean"]), share(_averaged(group)),
             )
         )  # fmt: skip
     columns = ("recipe", "method", "ε", "runs", "metric", "test, %", "std", "95 % interval", "held-out, %", "averaged weights, %")
