@@ -24,7 +24,7 @@ from fiberdp.report import document, html, markdown, read, report
 from fiberdp.report.beside import difference
 from fiberdp.report.gain import noise_gain
 from fiberdp.report.rerun import command
-from fiberdp.report.svg import NAMES
+from fiberdp.report.svg import NAMES, drawn
 from fiberdp.report.tradeoff import detection
 from reporting import RESULTS, ablated, comparison, many, run_folder, searched
 
@@ -133,7 +133,7 @@ def test_limit_of_detection_is_what_the_two_inequalities_allow(epsilon, delta):
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_limit_of_detection_is_touched_and_never_passed_by_the_best_test_of_a_gaussian(epsilon):
-    """One Gaussian release, sensitivity and sigma 1: its likelihood ratio test, at the exact delta; the slope is e^epsilon where they meet."""
+    """One Gaussian release, sensitivity and sigma 1: its ratio test, at the exact delta; the slope is e^epsilon where they meet."""
     from scipy.stats import norm
 
     delta = norm.cdf(0.5 - epsilon) - math.exp(epsilon) * norm.cdf(-0.5 - epsilon)
@@ -296,6 +296,12 @@ def test_every_figure_has_words_and_numbers(everything):
         assert "<svg" in figure
     assert not set(NAMES) & set(re.findall(r"#[0-9a-f]{6}", everything["text"]))
     assert set(re.findall(r"var\(--([rs]\d|on\d|ink|muted|grid|card)\)", everything["text"])) >= {"s0", "s1", "ink", "muted", "r0", "r8"}
+
+
+def test_numbers_in_a_drawing_are_not_rounded_with_its_coordinates():
+    svg = drawn(lambda axes: axes.set_xticks([0.00125, 1.0], ["0.00125", "label"]), "key")
+    assert "0.00125" in svg
+    assert not re.search(r'd="[^"]*\d\.\d{3}', svg)
 
 
 def _luminance(colour: str) -> float:

@@ -68,7 +68,10 @@ def spent(found: Found, keyed: dict[str, Key]) -> list[Figure]:
     for group in found.groups:
         (line,) = _lines([group], {group.label: Key("", 0)}, _spent)
         name = f"{group.recipe}, ε = {group.epsilon:g}" if len(found.recipes) > 1 else f"ε = {group.epsilon:g}"
-        same = named.setdefault((tuple(line.x), tuple(round(e, 2) for e in line.mean)), [])
+        curve = tuple(line.x), tuple(round(e, 2) for e in line.mean)
+        if curve not in named and any(name in names for names in named.values()):
+            name = f"{name} ({group.label})"  # charged otherwise than the first method of this recipe and epsilon
+        same = named.setdefault(curve, [])
         same += [] if name in same else [name]
     lines = [
         Line(Key("; ".join(names), i, DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)]), list(x), list(mean), list(mean), list(mean), 1)
@@ -145,7 +148,7 @@ def _curves(
         for x, mean, low, high in _thinned(line)
     ]
     several = any(line.runs > 1 for line in lines)
-    caption = "Mean over runs; the band is the smallest and the largest." if several else "One run each."
+    caption = "Mean over runs; the band is from the smallest to the largest." if several else "One run each."
     alt = f"{title}. At the end: " + "; ".join(f"{line.key.label} {scale * line.mean[-1]:.4g}" for line in lines[:12]) + f" ({unit})."
     data = Table(title, ("method", "epoch", "mean", "smallest", "largest", "runs"), rows)
     return Figure(title, caption, alt, drawn(draw, key), tuple(line.key for line in lines), data)

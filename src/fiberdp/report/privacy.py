@@ -102,7 +102,7 @@ def statement(found: Found) -> Section:
         blocks.append(_facts(stated[0]))
     else:
         blocks.append(_table(found, stated))
-    told = (_conclusion(stated[-1], len(stated)), *_together(found))
+    told = (_conclusion(stated[-1], len({terms[0] for terms in stated})), *_together(found))
     blocks.append(Columns(told, (tradeoff(sorted({(epsilon, delta) for epsilon, delta, *_ in stated})),)))
     seeded = [run for run in found.runs if run.record["keys"] == "seeded"]
     if seeded:
@@ -160,8 +160,10 @@ def _table(found: Found, stated: list[tuple[Any, ...]]) -> Table:
     explained = [f"{relation.replace('_', '-')}: {NEIGHBOURS.get(relation, '')}" for relation in sorted({k[0] for k in kinds})]
     explained += [f"{accountant}: {ACCOUNTANTS.get(accountant, '')}" for accountant in sorted({k[1] for k in kinds})]
     explained += [f"{sampling.replace('_', '-')}: {SAMPLERS.get(sampling, '')}" for sampling in sorted({k[2] for k in kinds})]
-    columns = ("recipe", "ε", "δ", "relation", "accountant", "sampler", "B", "N", "runs", "limit at 1 %", "limit at 5 %")
-    return Table("What each run guarantees", columns, rows, "; ".join(explained) + ". Limits, %: see below.")
+    columns = ("recipe", "ε", "δ", "relation", "accountant", "sampler", "B", "N", "runs", "at 1 %", "at 5 %")
+    return Table(
+        "What each run guarantees", columns, rows, "; ".join(explained) + ". At 1 and 5 % of false alarms: what a test can find at most, %."
+    )
 
 
 def _conclusion(terms: tuple[Any, ...], count: int) -> Text:

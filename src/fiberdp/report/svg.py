@@ -64,9 +64,14 @@ def _of_the_page(svg: str, key: str) -> str:
     svg = re.sub(r"url\(#([^)]*)\)", rf"url(#{key}-\1)", svg)
     svg = re.sub(r' id="([^"]*)"', rf' id="{key}-\1"', svg)
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    svg = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found.group()):.2f}", svg)
+    svg = re.sub(r' (?:d|x|y|width|height|points|transform)="[^"]*"', _shorter, svg)
     svg = re.sub(r"#[0-9a-f]{6}", lambda found: f"var(--{NAMES[found.group()]})" if found.group() in NAMES else found.group(), svg)
     return re.sub(r"\n\s*", "\n", svg).strip()
+
+
+def _shorter(attribute: re.Match[str]) -> str:
+    """Coordinates to a hundredth of a unit; not text, which may be a number too."""
+    return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found.group()):.2f}", attribute.group())
 
 
 def dashes(pattern: str) -> Any:
