@@ -72,6 +72,19 @@ def test_only_the_pipeline_opens_the_gate():
     assert callers == ["pipeline.py"]
 
 
+def test_a_report_reads_records_and_runs_nothing():
+    """report/ sees records, what is said about runs, and the plan, whose filter it asks for the noise gain; no stage and no trainer."""
+    read = {"record", "intervals", "methods", "planning", "recipes", "_version", "_disk", "report"}
+    for path, names in imports("report").items():
+        assert names <= read, f"{path.relative_to(ROOT)} imports {sorted(names - read)}"
+
+
+def test_only_the_command_line_imports_the_report():
+    for path in ROOT.rglob("*.py"):
+        if path.relative_to(ROOT).parts[0] not in ("cli", "report"):
+            assert "fiberdp.report" not in path.read_text(), path
+
+
 def test_no_print_in_the_library():
     """Only the command line prints (ruff's T20 says so too); and nothing swallows every exception."""
     for path in ROOT.rglob("*.py"):
@@ -90,6 +103,7 @@ def test_no_print_in_the_library():
         ("import fiberdp.cli", ("torch", "dp_accounting", "datasets", "matplotlib", "transformers")),
         ("import fiberdp.accounting, fiberdp.sampling", ("torch", "datasets")),
         ("import fiberdp.experiment", ("datasets", "sklearn", "PIL", "matplotlib", "transformers")),
+        ("import fiberdp.report", ("datasets", "sklearn", "PIL", "matplotlib", "transformers", "tensorboard", "dp_accounting")),
     ],
 )
 def test_heavy_packages_are_imported_late(statement, never):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from fiberdp.cli import ablate, account, audit, bench, check, compare, diagnose, recipes, sweep, train
+from fiberdp.cli import ablate, account, audit, bench, check, compare, diagnose, recipes, report, sweep, train
 
 # typer's own classes for "the command line is wrong"; it vendors click, so they are reached through its public subclass
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -31,6 +31,7 @@ app.command("account")(account.account)
 app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)
 app.command("check")(check.check)
+app.command("report")(report.report)
 app.add_typer(diagnose.diagnose, name="diagnose")
 
 

@@ -112,7 +112,8 @@ def split_held_out(train: Rows, count: int) -> tuple[Rows, Rows]:
 
 def _decode(dataset: Any, source: ImageSource, split: str) -> Rows:
     where = f"{source.folder} {split}"
-    image, label = columns(dataset, (source.image_column, source.label_column), source.table, where)
+    given = next((name for name in (source.label_column, "label") if name in dataset.column_names), source.label_column)
+    image, label = columns(dataset, (source.image_column, given), source.table, where)
     classes = labels(label, source.num_classes, where)
     with warnings.catch_warnings(action="ignore"):  # of Pillow's: an image is decoded, or it is an error
         return {"image": _images(image, where), "label": classes}
