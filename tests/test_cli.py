@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fiberdp.cli import main
+from fiberdp.recipes import RECIPES
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -55,9 +56,22 @@ def test_recipes_lists_every_recipe(capsys):
     code, out, _ = run(capsys, "recipes", "--json")
     rows = json.loads(out)["recipes"]
     assert code == 0
-    assert [row["name"] for row in rows] == ["digits", "mnist-cnn", "fashion-cnn", "cifar10-cnn5"]
+    assert [row["name"] for row in rows] == list(RECIPES)
     assert all({"name", "task", "model", "data", "paper", "cpu_minutes"} <= row.keys() for row in rows)
-    assert run(capsys, "recipes")[0] == 0
+    code, out, _ = run(capsys, "recipes")
+    assert (code, all(name in out for name in RECIPES)) == (0, True)  # none is cut
+
+
+def test_recipes_says_all_of_one(capsys):
+    """N, delta, C, B, E, Table 9's grids and the paper's figures with their place."""
+    code, out, _ = run(capsys, "recipes", "cifar10-cnn5")
+    assert code == 0
+    for told in ("45,000", "7.61e-06", "5,000", "40, 80, 120, 160", "0.6, 0.7, 0.8, 0.9, 0.99", "70.71", "Table 14", "48.57", "Table 12"):
+        assert told in out
+    row = json.loads(run(capsys, "recipes", "cifar10-cnn5", "--json")[1])
+    assert row["delta"] == 45_000**-1.1
+    assert {"method": "fiber", "epsilon": 1, "value": 70.71, "place": "Table 14", "std": 0.10, "metric": "accuracy"} in row["published"]
+    assert run(capsys, "recipes", "nope")[0] == 2
 
 
 def test_train_digits_prints_the_record(capsys, tmp_path):

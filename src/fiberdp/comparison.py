@@ -1,6 +1,7 @@
 """Methods side by side: each at every epsilon, with the same seeds, and what a few runs can say about their difference.
 
 OUT/runs/METHOD-epsEPSILON-seedSEED/    a run directory each (`run_folder.py`)
+OUT/sweeps/METHOD-epsEPSILON/           the search that found its options, if it was asked for (`sweeping.py`)
 OUT/comparison.json, .md, .csv          rows and differences
 """
 
@@ -22,6 +23,7 @@ from fiberdp.methods import METHODS, Method
 from fiberdp.recipes import Recipe, recipe_named
 from fiberdp.record import markdown_table, to_text, versions
 from fiberdp.run_folder import Task, begin, trained
+from fiberdp.sweeping import sweep
 from fiberdp.workers import Observer, Unheard
 
 NOTE = (
@@ -52,6 +54,7 @@ def compare(
     seeds: int = 3,
     out: str | Path | None = None,
     tuned: Sequence[dict[str, Any]] = (),
+    trials: int | None = None,
     workers: int | None = None,
     observer: Observer | None = None,
     **settings: Any,
@@ -61,6 +64,7 @@ def compare(
     methods: names of the table, each with the options that the recipe tuned for it.  The first is the one that the others are compared
     with.  seeds: 0 .. seeds-1; keys follow from them, so these runs are reproducible and private against nobody who knows that.
     tuned: results of `sweep`, whose best options and numbers of trials stand in the place of the recipe's, at their epsilon.
+    trials: sweep each method at each epsilon first, with so many, in OUT/sweeps/; needs `out`.  With it one call makes a whole table.
     out: keeps the runs; called again, it goes on where it stopped, and takes further methods, epsilons and seeds.  settings: of
     `fiberdp.fit`, the same for all runs (epochs, steps, batch_size, clip_norm, data, engine, …).
 
@@ -77,10 +81,26 @@ def compare(
         _validate.choice("methods", method, tuple(METHODS))
     for epsilon in epsilons:
         _validate.positive("epsilons", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
+    if trials is not None:
+        if folder is None or tuned:
+            raise ValueError(
+                f"trials={trials} {'with tuned' if tuned else 'without out'}: the sweeps are kept in OUT/sweeps/, and no others are read "
+                "then. Give --out, and either --trials or --tuned."
+            )
+        _validate.count("trials", trials, low=4, why="Every stage of a search needs one.")
     choices = _choices(chosen, methods, epsilons, tuned)
     kept = {"recipe": chosen.name} | {name: value for name, value in settings.items() if value is not None}
     if folder is not None:
         begin(folder, kept)
+    if trials is not None and folder is not None:
+        found = [
+            sweep(
+                recipe, method=method, trials=trials, epsilon=float(epsilon), out=folder / "sweeps" / f"{method}-eps{epsilon:g}",
+                workers=workers, observer=observer, **settings,
+            )
+            for epsilon in epsilons for method in methods
+        ]  # fmt: skip
+        choices = _choices(chosen, methods, epsilons, found)
     cells = [Cell(method, float(epsilon), seed) for epsilon in epsilons for method in methods for seed in range(count)]
     tasks = [Task(cell.name, choices[cell.method, cell.epsilon].method, cell.epsilon, cell.seed, {}) for cell in cells]
     found = trained(tasks, recipe=recipe, folder=folder, settings=settings, workers=workers, observer=observer or Unheard())

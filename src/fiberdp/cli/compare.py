@@ -17,6 +17,9 @@ def compare(
     tuned: Annotated[
         list[str] | None, typer.Option(help="sweep.json of a method at an epsilon: its best options in the place of the recipe's.")
     ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Sweep every method at every epsilon first, with so many trials: one command for a whole table.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     steps: Annotated[int | None, typer.Option(help="Releases, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size.")] = None,
@@ -41,7 +44,7 @@ def compare(
     with runs(quiet=json) as observer:
         result = compared(
             recipe, methods=methods.split(","), epsilons=[recipe_named(recipe).epsilon] if epsilons is None else _numbers(epsilons),
-            seeds=seeds, out=out, tuned=[_sweep(path) for path in tuned or []], workers=workers, observer=observer,
+            seeds=seeds, out=out, tuned=[_sweep(path) for path in tuned or []], trials=trials, workers=workers, observer=observer,
             **{name: value for name, value in settings.items() if value is not None},
         )  # fmt: skip
     for warning in result["warnings"]:

@@ -16,6 +16,7 @@ def cifar10_features() -> Recipe:
     """The stand-in of `cifar100-vit-small-ft` for a machine of two cores: a private head on frozen features of public pretraining."""
     from fiberdp.recipes.data import CIFAR10
     from fiberdp.recipes.features import WIDTH, cached_features
+    from fiberdp.recipes.vit import TABLE_1
 
     def load(data_dir: str | None) -> dict[str, Any]:
         return with_held_out(cached_features(CIFAR10, data_dir, size=160), 5000)
@@ -43,9 +44,16 @@ def cifar10_features() -> Recipe:
         epsilon=1.0,
         clip_norm=1.0,
         batch_size=5000,
-        epochs=40,
+        epochs=20,
         num_examples=45_000,
-        options={},
+        published=published("Table 1, ViT-small on CIFAR-100", (0.5, 1, 2, 4, 8), TABLE_1),
+        # where sweeps begin; their results are in results/cifar10-features
+        options={
+            **{name: {"lr": 0.004} for name in ("dp-adamw", "dp-adambc", "disk", "disk-corr", "fiber", "fiber-nocorr", "fiber-bccorr")},
+            **{name: {"lr": 0.004} for name in ("fiber-tied", "fiber-lookahead", "fiber-plus")},
+            "doppler": {"lr": 0.004, "b": (0.1,), "a": (1.0, -0.9)},  # the second-order default swings
+            **{name: {"lr": 1.0} for name in ("dp-sgd", "mf-dp-ftrl")},
+        },
         load=load,
         build=build,
         **by_logits(lambda model, batch: model(batch["features"])),
