@@ -49,7 +49,7 @@ def _list(told: list[dict[str, Any]]) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "\nmodel: with its trainable parameters.  minutes: a run of fiber on 2 CPU cores, -: not run there.  fiberdp recipes NAME says all.",
+        "\nmodel: with its trainable parameters.  minutes: of fiber on 2 CPU cores, -: not run there.  fiberdp recipes NAME says all.",
         style="dim",
     )
 
