@@ -27,9 +27,16 @@ def recipes(json: Annotated[bool, typer.Option("--json", help="One JSON document
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("recipe", "task", "model", "data", "paper", "minutes"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=name == "recipe")  # to be typed as it stands
     for row in rows:
-        table.add_row(row["name"], row["task"], row["model"], row["data"], row["paper"], "-" if row["cpu_minutes"] is None else f"{row['cpu_minutes']:g}")
+        table.add_row(
+            row["name"],
+            row["task"],
+            row["model"],
+            row["data"],
+            row["paper"],
+            "-" if row["cpu_minutes"] is None else f"{row['cpu_minutes']:g}",
+        )
     console = Console()
     console.print(table)
     console.print("\nmodel: with its trainable parameters.  minutes: one run of fiber on 2 CPU cores.", style="dim")

@@ -51,7 +51,13 @@ def encoded(tokenizer: Any, inputs: list[str], references: list[str], max_length
     steps = torch.arange(max(1, int(targets.max())))
     mask = steps < targets[:, None]
     first = torch.tensor([len(p) for p in before]) - 1
-    return {"input_ids": tokens["input_ids"], "at": (first[:, None] + steps) * mask, "mask": mask, "length": tokens["length"], "targets": targets}
+    return {
+        "input_ids": tokens["input_ids"],
+        "at": (first[:, None] + steps) * mask,
+        "mask": mask,
+        "length": tokens["length"],
+        "targets": targets,
+    }
 
 
 def prompts(tokenizer: Any, inputs: Iterable[str]) -> list[list[int]]:
@@ -85,6 +91,7 @@ def reference_loss(model: nn.Module, batch: Any) -> Tensor:
     return each.sum(1) / batch["mask"].sum(1).clamp(min=1)
 
 
+@torch.no_grad()
 def reference_metrics(model: nn.Module, rows: Any) -> dict[str, float]:
     """token_accuracy: the share of reference tokens that are the likeliest after what stands before them; loss: their mean cross-entropy."""
     device = next(model.parameters()).device
@@ -99,9 +106,7 @@ def reference_metrics(model: nn.Module, rows: Any) -> dict[str, float]:
     return {"token_accuracy": right / max(1, count), "loss": loss / max(1, count)}
 
 
-def generated(
-    model: Any, tokenizer: Any, inputs: list[str], *, beams: int, max_new_tokens: int, batch_size: int = 64
-) -> list[str]:
+def generated(model: Any, tokenizer: Any, inputs: list[str], *, beams: int, max_new_tokens: int, batch_size: int = 64) -> list[str]:
     """What the model says after each input, by beam search (1: greedily), in the order of the inputs."""
     device = next(model.parameters()).device
     end, said = tokenizer.eos_token_id, []

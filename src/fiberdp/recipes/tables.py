@@ -8,9 +8,11 @@ the hub, by name           the same rows, streamed              the hub client k
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 ROWS_PER_READ = 10_000
+PATIENCE = 20.0  # seconds for the hub's first answer
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,23 @@ def extra(module: str) -> Any:
         ) from error
 
 
+@contextmanager
+def hub(name: str, kind: str) -> Iterator[None]:
+    """Around what reads `name`, a "model" or "dataset", from the hub, once the hub was asked whether it is there.
+
+    Without network the hub's clients try again for a minute and print each time; asked like this they fail at once, and quietly.
+    Raises what they raise: they share no base class.
+    """
+    client, log = extra("huggingface_hub"), logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        getattr(client, f"{kind}_info")(name, timeout=PATIENCE)
+        yield
+    finally:
+        log.setLevel(before)
+
+
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
@@ -142,11 +162,11 @@ def _from_hub(table: Table) -> dict[str, Any]:
     datasets, pyarrow = extra("datasets"), extra("pyarrow")
     splits = {}
     try:
-        with tempfile.TemporaryDirectory(prefix="fiberdp-") as scratch:
+        with hub(table.hub_name, "dataset"), tempfile.TemporaryDirectory(prefix="fiberdp-") as scratch:
             config = () if table.config is None else (table.config,)
-            hub = datasets.load_dataset(table.hub_name, *config, streaming=True, cache_dir=scratch)
+            found = datasets.load_dataset(table.hub_name, *config, streaming=True, cache_dir=scratch)
             for name, (split, *_) in table.splits.items():
-                batches = hub[split].with_format("arrow").iter(batch_size=ROWS_PER_READ)
+                batches = found[split].with_format("arrow").iter(batch_size=ROWS_PER_READ)
                 splits[name] = _in_memory(pyarrow.concat_tables(list(batches)), table, name)
     except Exception as error:  # The hub's clients share no base class: OSError, httpx.HTTPError, KeyError.
         raise ConnectionError(
