@@ -203,7 +203,7 @@ def test_matched_validation_rows_stand_for_mnli_on_the_hub(monkeypatch):
     monkeypatch.delenv("FIBERDP_DATA", raising=False)
     monkeypatch.setattr("huggingface_hub.dataset_info", lambda name, timeout: None)
     monkeypatch.setattr("datasets.load_dataset", lambda *names, **rest: asked.append((names, rest["streaming"])) or {})
-    with pytest.raises(ConnectionError, match="nyu-mll/glue.*--data DIR"):
+    with pytest.raises(ConnectionError, match=r"nyu-mll/glue.*--data DIR"):
         glue("mnli", "roberta-base", False).load(None)
     assert asked == [(("nyu-mll/glue", "mnli"), True)]
     assert MNLI.table.splits["test"] == ("validation_matched", "validation")
@@ -301,7 +301,7 @@ def test_weights_of_a_folder_come_into_the_model_and_the_head_stays_new(tmp_path
 
 def test_weights_of_another_architecture_are_refused(tmp_path):
     small_gpt2().save_pretrained(tmp_path / "roberta-base")
-    with pytest.raises(ValueError, match="has no embeddings.word_embeddings.weight, and the recipe's model"):
+    with pytest.raises(ValueError, match=r"has no embeddings.word_embeddings.weight, and the recipe's model"):
         load_weights(small_roberta(), str(tmp_path), Checkpoint("nobody/model", ("roberta-base",)))
     roberta("roberta-base", 3, False, vocab_size=WORDS, max_position_embeddings=50, **SMALL).save_pretrained(tmp_path / "longer")
     with pytest.raises(ValueError, match=r"has a \[50, 12\] embeddings.position_embeddings.weight.*one of \[258, 12\]") as caught:

@@ -77,7 +77,7 @@ def small_gpt2() -> nn.Module:
 
 
 def e2e_details(model: nn.Module, rows: Any) -> dict[str, Any]:
-    """What the model says of every distinct input, against all its references: "details", `text_metrics.scores`; and the first as "samples"."""
+    """What the model says of every distinct input, against all its references: `text_metrics.scores`; and the first as "samples"."""
     from fiberdp.recipes.pairs import generated
     from fiberdp.recipes.text_metrics import scores
 

@@ -108,7 +108,7 @@ def _read(kind: str, checkpoint: Checkpoint, data_dir: str | None) -> Any:
         where = "the Hugging Face hub" if place == checkpoint.hub_name else "that folder"
         raise ConnectionError(
             f"{place}: its {'weights' if kind == 'AutoModel' else 'tokenizer'} cannot be read from {where} ({type(error).__name__}: "
-            f"{one_line(error)[:200]}). Put the files of {checkpoint.hub_name} into {checkpoint.folders[0]}/ below --data DIR or FIBERDP_DATA."
+            f"{one_line(error)[:200]}). Put {checkpoint.hub_name}'s files into {checkpoint.folders[0]}/ below --data DIR or FIBERDP_DATA."
         ) from error
 
 
