@@ -59,7 +59,7 @@ def figures(task: str, model: str, lora: bool) -> tuple[Published, ...]:
 
 
 def roberta(model: str, num_classes: int, lora: bool, **size: int) -> nn.Module:
-    """RobertaForSequenceClassification of the named size, or another.  lora: only adapters of queries and values, and the head, are trained."""
+    """RobertaForSequenceClassification, of the named size or another.  lora: adapters of queries and values, and the head, are trained."""
     from fiberdp.recipes.pretrained import with_lora
     from fiberdp.recipes.tables import extra
 
