@@ -95,8 +95,8 @@ def small_roberta(num_classes=3, lora=False):
     return roberta("roberta-base", num_classes, lora, vocab_size=WORDS, max_position_embeddings=258, **SMALL)
 
 
-def small_gpt2():
-    return gpt2(n_layer=2, n_embd=12, n_head=3, n_positions=128)
+def small_gpt2(**more):
+    return gpt2(n_layer=2, n_embd=12, n_head=3, n_positions=128, **more)
 
 
 def small_encoder():
@@ -241,13 +241,13 @@ def test_a_wrong_folder_is_exit_code_2_and_one_line_that_names_the_alternative(t
 
 
 @pytest.mark.parametrize("name", ["glue-sst2-roberta-base", "e2e-gpt2"])
-def test_weights_that_cannot_be_had_are_one_line_that_names_the_alternative(name, monkeypatch, tmp_path, capfd):
+def test_weights_that_cannot_be_had_are_one_line_that_names_the_alternative(name, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("FIBERDP_DATA", str(tmp_path))
     recipe = RECIPES[name]()
     with pytest.raises(ConnectionError, match=r"cannot be read from the Hugging Face hub.*below --data DIR") as caught:
         recipe.weights(torch.nn.Linear(2, 2), None)
     assert "\n" not in str(caught.value)
-    assert capfd.readouterr() == ("", "")  # the hub's client would say that it tries again
+    assert not caplog.records  # the hub's client would say that it tries again
 
 
 def test_a_run_without_weights_is_exit_code_2_and_leaves_nothing(real, monkeypatch, tmp_path, capsys):
@@ -453,16 +453,16 @@ def test_all_of_e2e_is_read_and_held_out_rows_are_the_validation_split(real, tmp
 
 
 def test_generated_text_does_not_depend_on_its_company(gpt2_words):
-    model = small_gpt2().eval()
+    model = small_gpt2(initializer_range=1.0).eval()  # of its usual weights, which are small, it says the last token again and again
     inputs = ["name : x", "name : The Vaults | food : English", "a"]
     for beams in (1, 2):
         together = generated(model, gpt2_words, inputs, beams=beams, max_new_tokens=6)
         assert together == [generated(model, gpt2_words, [text], beams=beams, max_new_tokens=6)[0] for text in inputs]
-        assert all(together)
+        assert len(set(together)) == 3
 
 
 def test_greedy_text_is_the_likeliest_token_after_token(gpt2_words):
-    model = small_gpt2().eval()
+    model = small_gpt2(initializer_range=1.0).eval()
     ids = gpt2_words("name : x")["input_ids"] + [gpt2_words.eos_token_id]
     for _ in range(5):
         ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))

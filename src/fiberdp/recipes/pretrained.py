@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fiberdp.recipes.tables import data_folder, extra, hub, one_line
+from fiberdp.recipes.tables import ask_hub, data_folder, extra, one_line
 
 WRAPPING = re.compile(r"\.(base_layer|original_module|modules_to_save\.default)(?=\.)")
 """What peft puts into the names of the layers that it wraps."""
@@ -102,8 +102,8 @@ def _read(kind: str, checkpoint: Checkpoint, data_dir: str | None) -> Any:
             try:
                 return read(extra("huggingface_hub").snapshot_download(place, local_files_only=True))  # kept from an earlier run
             except OSError:
-                with hub(place, "model"):
-                    return read(place)
+                ask_hub(place, "model")
+                return read(place)
     except Exception as error:  # OSError, ValueError, and whatever the clients of the hub and the readers of files raise
         where = "the Hugging Face hub" if place == checkpoint.hub_name else "that folder"
         raise ConnectionError(

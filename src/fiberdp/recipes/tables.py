@@ -8,11 +8,9 @@ the hub, by name           the same rows, streamed              the hub client k
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,21 +94,12 @@ def extra(module: str) -> Any:
         ) from error
 
 
-@contextmanager
-def hub(name: str, kind: str) -> Iterator[None]:
-    """Around what reads `name`, a "model" or "dataset", from the hub, once the hub was asked whether it is there.
+def ask_hub(name: str, kind: str) -> None:
+    """Ask the hub whether it has `name`, a "model" or "dataset", before a client of it reads.  Raises what the hub's client raises.
 
-    Without network the hub's clients try again for a minute and print each time; asked like this they fail at once, and quietly.
-    Raises what they raise: they share no base class.
+    Without network the clients that read try again for half a minute and print each time; asked like this they fail at once, and quietly.
     """
-    client, log = extra("huggingface_hub"), logging.getLogger("huggingface_hub")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        getattr(client, f"{kind}_info")(name, timeout=PATIENCE)
-        yield
-    finally:
-        log.setLevel(before)
+    getattr(extra("huggingface_hub"), f"{kind}_info")(name, timeout=PATIENCE)
 
 
 def one_line(error: BaseException) -> str:
@@ -162,11 +151,12 @@ def _from_hub(table: Table) -> dict[str, Any]:
     datasets, pyarrow = extra("datasets"), extra("pyarrow")
     splits = {}
     try:
-        with hub(table.hub_name, "dataset"), tempfile.TemporaryDirectory(prefix="fiberdp-") as scratch:
+        ask_hub(table.hub_name, "dataset")
+        with tempfile.TemporaryDirectory(prefix="fiberdp-") as scratch:
             config = () if table.config is None else (table.config,)
-            found = datasets.load_dataset(table.hub_name, *config, streaming=True, cache_dir=scratch)
+            hub = datasets.load_dataset(table.hub_name, *config, streaming=True, cache_dir=scratch)
             for name, (split, *_) in table.splits.items():
-                batches = found[split].with_format("arrow").iter(batch_size=ROWS_PER_READ)
+                batches = hub[split].with_format("arrow").iter(batch_size=ROWS_PER_READ)
                 splits[name] = _in_memory(pyarrow.concat_tables(list(batches)), table, name)
     except Exception as error:  # The hub's clients share no base class: OSError, httpx.HTTPError, KeyError.
         raise ConnectionError(
