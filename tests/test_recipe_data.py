@@ -107,6 +107,7 @@ def test_the_hub_is_streamed_by_name_when_no_folder_is_given(tiny, monkeypatch):
         return real_load(str(root / "tiny"), **kwargs)
 
     monkeypatch.setattr(datasets, "load_dataset", from_disk)
+    monkeypatch.setattr("huggingface_hub.dataset_info", lambda name, timeout: None)
     check_tiny(load_images(TINY), pixels)
     [(name, streaming, scratch)] = asked
     assert (name, streaming, scratch.exists()) == ("nobody/tiny", True, False)
@@ -119,6 +120,7 @@ def test_an_unreachable_hub_is_one_line_that_names_the_alternative(monkeypatch, 
 
     monkeypatch.delenv("FIBERDP_DATA", raising=False)
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr("huggingface_hub.dataset_info", lambda name, timeout: None)
     with pytest.raises(ConnectionError, match=r"ylecun/mnist.*--data DIR") as caught:
         load_images(MNIST)
     assert "\n" not in str(caught.value)

@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         with contextlib.suppress(OSError):
             _flush()
-        return _fail(str(error), 1)
+        nowhere = type(error) is ConnectionError  # a name that no hub answers to; a broken pipe is a subclass
+        return _fail(str(error), 2 if nowhere else 1)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted: the run can be continued with --resume if it has an --out.", 1)
 

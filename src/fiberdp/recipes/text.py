@@ -81,10 +81,14 @@ def padded(tokens: list[list[int]], filling: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "mask": mask, "length": length}
 
 
+def attended(mask: Tensor) -> Tensor:
+    """[b, 1, 1, L], to be added to attention scores.  In this form: into a mask of two dimensions models look, which vmap cannot."""
+    return torch.where(mask, 0.0, HIDDEN)[:, None, None, :]
+
+
 def text_logits(model: nn.Module, batch: Any) -> Tensor:
-    """[b, classes].  The mask is given in four dimensions, as it is added to the scores: models look into one of two, which vmap cannot."""
-    hidden = torch.where(batch["mask"], 0.0, HIDDEN)[:, None, None, :]
-    return model(input_ids=batch["input_ids"], attention_mask=hidden).logits
+    """[b, classes] of transformers' classifiers."""
+    return model(input_ids=batch["input_ids"], attention_mask=attended(batch["mask"])).logits
 
 
 def blank_text(length: int) -> dict[str, Tensor]:
