@@ -19,7 +19,8 @@ import fiberdp
 from fiberdp.cli import main
 from fiberdp.comparison import compare
 from fiberdp.methods import METHODS
-from fiberdp.sweeping import LR_ADAMW, LR_SGD, _best, stages, sweep
+from fiberdp.recipes import recipe_named
+from fiberdp.sweeping import LR_ADAMW, LR_SGD, START, _best, stages, sweep
 
 optuna = pytest.importorskip("optuna", reason="a sweep needs the recipes extra")
 
@@ -28,7 +29,7 @@ optuna = pytest.importorskip("optuna", reason="a sweep needs the recipes extra")
 @pytest.mark.parametrize("trials", [4, 20, 100])
 def test_every_method_gets_the_same_number_of_trials_in_stages_that_fit_it(name, trials):
     """Table 9's grids, within a <= 1; what a method has not is not searched; every option is one of its own."""
-    method, found = METHODS[name], stages(METHODS[name], trials)
+    method, found = METHODS[name], stages(METHODS[name], trials, 100)
     assert sum(stage.trials for stage in found) == trials
     assert found[0].name == "base"
     first, ends = found[0].lr
@@ -185,3 +186,17 @@ def test_without_optuna_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["sweep", "digits", "--steps", "1"]) == 2
     assert "pip install fiberdp[recipes]" in capsys.readouterr().err
+
+
+def test_no_more_bands_than_batches_of_a_pass():
+    """Examples would be used twice within the noise's memory; the method's own number comes first if it is possible."""
+    (few,), (many,) = (stages(METHODS["mf-dp-ftrl"], 4, most) for most in (9, 100))
+    assert [options["bands"] for options in few.grid] == [8, 1, 2, 4]
+    assert [options["bands"] for options in many.grid] == [8, 1, 2, 4, 16]
+
+
+def test_a_search_begins_at_the_recipes_rate(searched):
+    _, found = searched
+    start = recipe_named("digits").options["fiber"]["lr"]
+    base = [t["options"]["lr"] for t in found["trials"] if t["stage"] == "base"]
+    assert base == pytest.approx([factor * start for factor in START[: len(base)]])

@@ -55,8 +55,8 @@ class Stage:
     grid: tuple[dict[str, Any], ...]
 
 
-def stages(method: Method, trials: int) -> list[Stage]:
-    """What is searched for this method, in this order, with `trials` in all."""
+def stages(method: Method, trials: int, most_bands: int) -> list[Stage]:
+    """What is searched for this method, in this order, with `trials` in all.  most_bands: N // B, more would share examples."""
     later: list[tuple[str, tuple[dict[str, Any], ...]]] = []
     observation, filter = method.observation, method.filter
     if isinstance(observation, TwoPoint):
@@ -73,7 +73,7 @@ def stages(method: Method, trials: int) -> list[Stage]:
     shares = [min(share, len(grid)) for share, (_, grid) in zip(shares, later)]
     bands: tuple[dict[str, Any], ...] = ({},)
     if isinstance(method.mechanism, Banded):
-        bands = tuple({"bands": each} for each in sorted(BANDS, key=lambda each: each != method.mechanism.bands))
+        bands = tuple({"bands": each} for each in sorted(BANDS, key=lambda each: each != method.mechanism.bands) if each <= most_bands)
     low, high = LR_SGD if isinstance(method.update, SGD) else LR_ADAMW
     first = tuple(dict.fromkeys(min(high, max(low, factor * method.update.lr)) for factor in START))
     base = Stage("base", trials - sum(shares), (first, (low, high)), bands)
@@ -128,7 +128,7 @@ def sweep(
     watching.planned(len(_complete(kept)), budget)
     best: dict[str, Any] = {}
     so_far: list[str] = []
-    for stage in stages(base, budget):
+    for stage in stages(base, budget, chosen.num_examples // (settings.get("batch_size") or chosen.batch_size)):
         open_trials: dict[str, Any] = {}
         job = {"recipe": recipe, "method": method, "epsilon": target, "seed": seed, "test": False, **settings}
         waiting = _jobs(kept, stage, best, job, open_trials, random.Random(f"{seed} {stage.name}"))
