@@ -6,6 +6,9 @@ import csv
 import json
 import random
 import shutil
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -153,3 +156,28 @@ def test_trials_of_a_recipe_are_those_in_the_committed_files(recipe):
     search = RESULTS / ("digits-search.jsonl" if recipe == "digits" else f"search/{recipe}.jsonl")
     specs = [json.loads(line)["spec"].split()[0].replace("fiber-lookahead", "fiber-plus") for line in search.read_text().splitlines()]
     assert recipe_named(recipe).trials == dict(Counter(tuning + specs))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_workers_end_with_their_parent(tmp_path):
+    """A killed comparison leaves no run behind that goes on and holds its folder."""
+    line = [sys.executable, "-m", "fiberdp", "compare", "digits", "--methods", "dp-sgd", "--epochs", "5000", "--seeds", "1"]
+    process = subprocess.Popen(
+        [*line, "--workers", "1", "--out", str(tmp_path / "c")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    begun = tmp_path / "c" / "runs" / "dp-sgd-eps4-seed0" / "ledger.jsonl"
+    children: set[str] = set()
+    for _ in range(600):
+        if begun.exists():
+            children = {pid for task in Path(f"/proc/{process.pid}/task").iterdir() for pid in (task / "children").read_text().split()}
+            break
+        time.sleep(0.1)
+    assert children
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        left = [pid for pid in children if Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()]
+        if not left:
+            break
+        time.sleep(0.1)
+    assert not left

@@ -46,7 +46,7 @@ def cifar10_features() -> Recipe:
         batch_size=5000,
         epochs=20,
         num_examples=45_000,
-        published=published("Table 1, ViT-small on CIFAR-100", (0.5, 1, 2, 4, 8), TABLE_1),
+        published=published("Table 1 (CIFAR-100)", (0.5, 1, 2, 4, 8), TABLE_1),
         # where sweeps begin; their results are in results/cifar10-features
         options={
             **{name: {"lr": 0.004} for name in ("dp-adamw", "dp-adambc", "disk", "disk-corr", "fiber", "fiber-nocorr", "fiber-bccorr")},
