@@ -323,6 +323,9 @@ def test_image_recipes_say_how_they_make_copies():
         "mnist-cnn": CropFlip(padding=2, flip=False),
         "fashion-cnn": CropFlip(padding=2, flip=True),
         "cifar10-cnn5": CropFlip(padding=4, flip=True),
+        "cifar100-wrn": CropFlip(padding=4, flip=True),
+        "cifar100-vit-small-ft": CropFlip(padding=4, flip=True),
+        "imagenet-vit-small": CropFlip(padding=16, flip=True),
     }
 
 

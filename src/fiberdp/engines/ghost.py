@@ -26,7 +26,7 @@ from fiberdp.engines.tracing import check_seen, trace
 from fiberdp.flat import FlatParameters
 from fiberdp.types import ClippedSum, Probe
 
-LEAST_BUDGET, MOST_BUDGET = 2**26, 2**30  # bytes
+LEAST_BUDGET, MOST_BUDGET, SMALL = 2**26, 2**30, 2**23  # bytes
 
 
 class GhostEngine:
@@ -50,7 +50,8 @@ class GhostEngine:
             budget  = points plain + two vectors of size d          unless `memory_budget` was given; within 64 MiB and 1 GiB
             example = graph + (points - 1) factors + gradients      factors: inputs and output gradients of the layers
 
-        The batch is split evenly, at most 256 rows of copies at a time.  `row` is a batch of one example, read for its structure only.
+        The batch is split evenly, at most 256 rows of copies at a time, or what 8 MiB hold: of a few kB each, examples cost more to hand
+        around than to compute.  `row` is a batch of one example, read for its structure only.
         """
         if self.sites is None:
             self.prepare(row)
@@ -71,7 +72,7 @@ class GhostEngine:
             theta = self.flat.theta
             self.memory_budget = min(max(evaluated * batch_size * graph + 2 * theta.nbytes, LEAST_BUDGET), MOST_BUDGET)
         each = graph + (evaluated - 1) * (inputs + gradients) + gradients
-        fitting = fitting_micro_batch(each, self.memory_budget, copies)
+        fitting = fitting_micro_batch(each, self.memory_budget, copies, SMALL)
         return -(-batch_size // -(-batch_size // fitting))
 
     def prepare(self, row: Any) -> list[Site]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fiberdp.flat import Slot
 
-SMALL = 2**23  # bytes
 LARGEST_MICRO_BATCH = 256  # beyond it the working set leaves the cache and nothing gets faster
 BLOCK = 4096  # a float32 dot product over more than this loses digits, always downwards
 
@@ -95,10 +94,7 @@ def clipped_total(leaves: Iterable[tuple[Slot, Tensor]], clip: Clip, out: Tensor
     return norms
 
 
-def fitting_micro_batch(bytes_each: int, budget: int, copies: int) -> int:
-    """How many examples of `copies` rows and `bytes_each` fit `budget`: at least one, else 256 rows at most, or what fits SMALL.
-
-    Of larger micro-batches a processor's caches hold less, but examples of a few kB each would cost more to hand around than to compute.
-    """
+def fitting_micro_batch(bytes_each: int, budget: int, copies: int, small: int = 0) -> int:
+    """How many examples of `copies` rows and `bytes_each` fit `budget`: at least one, else 256 rows at most, or what fits `small` bytes."""
     each = max(1, bytes_each)
-    return max(1, min(max(LARGEST_MICRO_BATCH // copies, SMALL // each), budget // each))
+    return max(1, min(max(LARGEST_MICRO_BATCH // copies, small // each), budget // each))

@@ -38,6 +38,7 @@ class ImageSource:
     num_classes: int
     train_split: str = "train"
     test_split: str = "test"
+    other_label: str | None = None  # what the label's column is called in files that lack `label_column`
 
     @property
     def table(self) -> Table:
@@ -47,7 +48,7 @@ class ImageSource:
 MNIST = ImageSource("ylecun/mnist", "mnist", "image", "label", num_classes=10)
 FASHION_MNIST = ImageSource("zalando-datasets/fashion_mnist", "fashion_mnist", "image", "label", num_classes=10)
 CIFAR10 = ImageSource("uoft-cs/cifar10", "cifar10", "img", "label", num_classes=10)
-CIFAR100 = ImageSource("uoft-cs/cifar100", "cifar100", "img", "fine_label", num_classes=100)
+CIFAR100 = ImageSource("uoft-cs/cifar100", "cifar100", "img", "fine_label", num_classes=100, other_label="label")
 
 
 def load_images(source: ImageSource, data_dir: str | os.PathLike[str] | None = None) -> dict[str, Rows]:
@@ -112,7 +113,9 @@ def split_held_out(train: Rows, count: int) -> tuple[Rows, Rows]:
 
 def _decode(dataset: Any, source: ImageSource, split: str) -> Rows:
     where = f"{source.folder} {split}"
-    given = next((name for name in (source.label_column, "label") if name in dataset.column_names), source.label_column)
+    given = source.label_column
+    if source.other_label and given not in dataset.column_names and source.other_label in dataset.column_names:
+        given = source.other_label
     image, label = columns(dataset, (source.image_column, given), source.table, where)
     classes = labels(label, source.num_classes, where)
     with warnings.catch_warnings(action="ignore"):  # of Pillow's: an image is decoded, or it is an error
