@@ -134,8 +134,9 @@ def e2e_gpt2_small_scratch() -> Recipe:
         name="e2e-gpt2-small-scratch",
         model="GPT-2 of 4 layers",
         paper="-",
-        cpu_minutes=60,
+        cpu_minutes=120,  # extrapolated from 20 examples a second and core
         epsilon=8.0,
+        epochs=3,
         published=(),
         grids={},
         options={},

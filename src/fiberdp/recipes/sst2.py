@@ -39,10 +39,10 @@ def sst2_minilm() -> Recipe:
         model="MiniLM, 22,566,146",
         data=SST2.table.hub_name,
         paper="-",
-        cpu_minutes=60,
+        cpu_minutes=30,  # extrapolated from 36 examples a second and core
         epsilon=1.0,
         clip_norm=0.1,
-        batch_size=2048,
+        batch_size=1024,
         epochs=1,
         num_examples=65_349,
         options={},
@@ -55,4 +55,11 @@ def sst2_minilm() -> Recipe:
 
 
 def sst2_minilm_lora() -> Recipe:
-    return replace(sst2_minilm(), name="sst2-minilm-lora", model="MiniLM, LoRA 16, 148,226", build=minilm_lora)
+    return replace(
+        sst2_minilm(),
+        name="sst2-minilm-lora",
+        model="MiniLM, LoRA 16, 148,226",
+        cpu_minutes=20,  # from 56
+        options={"dp-adamw": {"lr": 0.01}},  # roughly: of 0.01 and 0.04 (B = 384, 40 steps, epsilon 8), on held-out rows
+        build=minilm_lora,
+    )
