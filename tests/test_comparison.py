@@ -181,3 +181,21 @@ def test_workers_end_with_their_parent(tmp_path):
             break
         time.sleep(0.1)
     assert not left
+
+
+def test_one_call_tunes_and_compares(tmp_path):
+    """With trials, every method is swept first, and trained with what was best on held-out rows."""
+    out = tmp_path / "table"
+    result = compare("digits", methods=["dp-sgd", "dp-adamw"], epsilons=[2.0], seeds=1, steps=2, trials=4, out=out, workers=2)
+    assert [row["trials"] for row in result["rows"]] == [4, 4]
+    assert result["warnings"] == []
+    for row in result["rows"]:
+        found = json.loads((out / "sweeps" / f"{row['method']}-eps2" / "sweep.json").read_text())
+        best = max(found["trials"], key=lambda trial: trial["heldout"])["options"]
+        record = json.loads((out / "runs" / f"{row['method']}-eps2-seed0" / "record.json").read_text())
+        assert record["config"]["plan"]["method"]["update"]["lr"] == best["lr"]
+    for wrong in ({"trials": 4}, {"trials": 3, "out": tmp_path / "x"}, {"trials": 4, "tuned": [{}], "out": tmp_path / "x"}):
+        with pytest.raises(ValueError, match="trials=") as error:
+            compare("digits", methods=["dp-sgd"], epsilons=[2.0], **wrong)
+        assert "\n" not in str(error.value)
+    assert not (tmp_path / "x").exists()

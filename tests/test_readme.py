@@ -61,6 +61,25 @@ def test_the_results_table_is_the_one_the_records_give():
     assert made.table("mnist-cnn") == README.split(made.BEGIN)[1].split(made.END)[0].strip()
 
 
+def test_the_tables_of_the_replication_page_are_those_of_the_records():
+    """Every block is made anew from its record, and every record that the page links exists."""
+    made, text = script("replication"), (ROOT / "docs" / "replication.md").read_text()
+    assert made.page(text) == text
+    assert len(made.BLOCK.findall(text)) >= 3
+    for link in re.findall(r"\]\((\.\./[\w/.-]+)", text):
+        assert (ROOT / "docs" / link).exists(), link
+
+
+def test_every_kept_run_was_proved_and_within_its_budget():
+    for path in (ROOT / "results").glob("*/records.jsonl"):
+        for record in map(json.loads, path.read_text().splitlines()):
+            assert record["receipt"]["passed"]
+            assert record["receipt"]["largest_deviation"] < 7  # the limit of the widest family of checks
+            assert abs(record["receipt"]["std_ratio"] - 1) < 5 * record["receipt"]["standard_error"]
+            assert record["privacy"]["steps"] == record["config"]["plan"]["steps"]
+            assert record["privacy"]["epsilon"] <= float(re.search(r"eps([\d.]+)|$", record["name"])[1] or "inf")
+
+
 def test_every_committed_result_is_proved_and_charged_by_its_own_ledger():
     for path in (ROOT / "results").glob("*/*/record.json"):
         record = json.loads(path.read_text())
