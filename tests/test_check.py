@@ -104,8 +104,8 @@ def assert_exact(found):
     assert found["max_error"] == max(row["error"] for row in found["parameters"])
 
 
-LARGE = ("sst2-minilm", "e2e-gpt2", *(name for name in RECIPES if name.startswith("glue-")))
-"""Tens or hundreds of millions of parameters: test_recipe_text.py checks tiny models of the same architectures."""
+LARGE = ("sst2-minilm", "e2e-gpt2", "cifar100-vit-small-ft", "imagenet-vit-small", *(name for name in RECIPES if name.startswith("glue-")))
+"""Tens or hundreds of millions of parameters: test_recipe_text.py and test_recipe_vision.py check tiny models of the same kinds."""
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in LARGE])

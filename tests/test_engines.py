@@ -234,7 +234,7 @@ def test_micro_batch_size_follows_the_memory_budget():
     assert len(set(sizes)) > 2
 
 
-def test_ghost_splits_a_batch_evenly_within_its_budget():
+def test_ghost_splits_a_batch_evenly_within_its_budget(monkeypatch):
     flat, loss, batch, _ = problem("cnn", examples=1, dtype=torch.float32)
     budgets = (1, 2**15, 2**17, 2**30)
     one, two = ([ENGINES["ghost"](flat, loss, memory_budget=b).micro_batch_size(batch, points, 250) for b in budgets] for points in (1, 2))
@@ -245,8 +245,10 @@ def test_ghost_splits_a_batch_evenly_within_its_budget():
     assert all(a >= b for a, b in zip(one, two))
     assert one != two
     free = ENGINES["ghost"](flat, loss)
-    assert free.micro_batch_size(batch, 2, 1000) == 250  # four parts of at most 256
+    assert free.micro_batch_size(batch, 2, 1000) == 1000  # 8 MiB hold them
     assert free.micro_batch_size(batch, 2, 3) == 3
+    monkeypatch.setattr("fiberdp.engines.ghost.SMALL", 0)
+    assert free.micro_batch_size(batch, 2, 1000) == 250  # four parts of at most 256
 
 
 def test_a_micro_batch_size_that_is_given_leaves_the_memory_budget_as_it_is():

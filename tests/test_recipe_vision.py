@@ -59,7 +59,7 @@ def test_engine_ghost_gives_the_oracles_sum(make):
 
 @needs_data
 def test_cifar100_sample_trains_the_tiny_vit_and_the_held_out_rows_are_a_quarter_at_most():
-    data = with_held_out(load_images(CIFAR100, Path(DATA) / "cifar100_100_per_class"), 5000)
+    data = with_held_out(load_images(CIFAR100, Path(DATA) / "cifar100_100_per_class"), 5000, sampled=True)
     assert {name: len(rows["label"]) for name, rows in data.items()} == {"train": 7500, "heldout": 2500, "test": 2000}
     made = replace(cifar100_vit_small_ft(), load=lambda data_dir: few(data, 60), build=partial(vit_small, 100, **TINY), weights=None)
     record = fiberdp.fit(made, method="fiber", batch_size=10, steps=2, seed=0)

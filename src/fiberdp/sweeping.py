@@ -213,11 +213,11 @@ def _jobs(
             options = next(best | grid for grid in order if best | grid not in tried)
         trial = study.ask()
         trial.set_user_attr("owner", f"{socket.gethostname()}:{os.getpid()}")
-        trial.set_user_attr("stage", stage.name)
         if stage.lr is not None:
             study.sampler = _sampler(trial.number, job["seed"], stage.lr[0])
             options = options | {"lr": trial.suggest_float("lr", *stage.lr[1], log=True)}
         trial.set_user_attr("options", options)
+        trial.set_user_attr("stage", stage.name)  # the last: from here on others count it, and read its options
         name = f"{stage.name} {trial.number}: " + ", ".join(f"{option} {value:.4g}" for option, value in options.items())
         open_trials[name] = trial
         yield name, {**job, "options": options}

@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, ImportError) as error:
         return _fail(str(error), 2)
     except OSError as error:
+        if error.filename is None and str(error).startswith("[Errno"):  # a print that failed: the library's own errors say more
+            error = _unprinted(error)
         with contextlib.suppress(OSError):
             _flush()
         nowhere = type(error) is ConnectionError  # a name that no hub answers to; a broken pipe is a subclass
@@ -71,8 +73,12 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise OSError(f"standard output could not be written ({error.strerror}): it is lost, files are whole. Print elsewhere.") from error
+        raise _unprinted(error) from error
+
+
+def _unprinted(error: OSError) -> OSError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OSError(f"standard output could not be written ({error.strerror}): it is lost, files are whole. Print elsewhere.")
 
 
 def _fail(message: str, code: int) -> int:

@@ -32,7 +32,7 @@ def cifar100_wrn() -> Recipe:
         ),
         grids={"epochs": (40, 80, 120, 160), "batch_size": (500, 1000, 2000, 5000), "lr": (0.005, 0.001, 0.0005, 0.0001)} | GEOMETRY,
         options={},  # not tuned here: each method's own default learning rate
-        load=lambda data_dir: with_held_out(load_images(CIFAR100, data_dir), 5000),
+        load=lambda data_dir: with_held_out(load_images(CIFAR100, data_dir), 5000, sampled=True),
         build=wide_resnet_classifier,
         augmentation=CropFlip(padding=4, flip=True),
         row=lambda: blank_image(3, 32, 32),

@@ -114,7 +114,7 @@ class _Residual(nn.Module):
         return kept + self.conv2(F.relu(self.norm2(self.conv1(active))))
 
 
-def wide_resnet(num_outputs: int = 10, depth: int = 16, factor: int = 4, groups: int = 16) -> nn.Sequential:
+def wide_resnet(depth: int = 16, factor: int = 4, groups: int = 16, num_outputs: int = 10) -> nn.Sequential:
     """WRN-depth-factor: three stages of (depth - 4) / 6 blocks, with GroupNorm where the original has BatchNorm; of scaled images."""
     widths = (16, 16 * factor, 32 * factor, 64 * factor)
     blocks: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
@@ -128,7 +128,7 @@ def wide_resnet(num_outputs: int = 10, depth: int = 16, factor: int = 4, groups:
 def wide_resnet_classifier(num_outputs: int = 100) -> ImageClassifier:
     """WRN-16-4 with GroupNorm(16).  2,772,020 parameters at 100 outputs."""
     _check(num_outputs)
-    return ImageClassifier(*wide_resnet(num_outputs))
+    return ImageClassifier(*wide_resnet(num_outputs=num_outputs))
 
 
 def _check(num_outputs: int) -> None:

@@ -130,12 +130,12 @@ def blank_image(*shape: int, floating: bool = False) -> dict[str, Tensor]:
     return {"image": image, "label": torch.zeros(1, dtype=torch.int64)}
 
 
-def with_held_out(rows: dict[str, dict[str, Tensor]], count: int) -> dict[str, dict[str, Tensor]]:
+def with_held_out(rows: dict[str, dict[str, Tensor]], count: int, *, sampled: bool = False) -> dict[str, dict[str, Tensor]]:
     """Take the last `count` training rows out of training: tuning looks at them, so that it never looks at test.
 
-    Of a sample of the data, a quarter at most.
+    sampled: the rows may be a sample of the data set; then a quarter of them at most.
     """
     from fiberdp.recipes.data import split_held_out
 
-    train, heldout = split_held_out(rows["train"], min(count, len(rows["train"]["label"]) // 4))
+    train, heldout = split_held_out(rows["train"], min(count, len(rows["train"]["label"]) // 4) if sampled else count)
     return {"train": train, "heldout": heldout, "test": rows["test"]}

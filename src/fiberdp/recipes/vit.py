@@ -95,7 +95,7 @@ def cifar100_vit_small_ft() -> Recipe:
         num_examples=45_000,
         published=published("Table 1", (0.5, 1, 2, 4, 8), TABLE_1),
         options={method: {"lr": 0.0005} for method in ("fiber", "disk", "dp-adamw")},  # not tuned here
-        load=lambda data_dir: with_held_out(load_images(CIFAR100, data_dir), 5000),
+        load=lambda data_dir: with_held_out(load_images(CIFAR100, data_dir), 5000, sampled=True),
         build=partial(vit_small, 100),
         weights=partial(load_weights, checkpoint=checkpoint),
         augmentation=CropFlip(padding=4, flip=True),
