@@ -10,7 +10,7 @@ import re
 import resource
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 import fiberdp
 from fiberdp.cli import main
 from fiberdp.recipes import RECIPES
+from fiberdp.recipes.recipe import Published
 from fiberdp.report import document, html, markdown, read, report
 from fiberdp.report.beside import difference
 from fiberdp.report.gain import noise_gain
@@ -153,16 +154,6 @@ def test_seeded_keys_are_named_as_not_private(everything, tmp_path):
     assert "not private against who knows the seed" not in secret
 
 
-@dataclass(frozen=True)
-class Published:
-    method: str
-    epsilon: float
-    value: float
-    place: str
-    std: float | None = None
-    metric: str = "accuracy"
-
-
 def test_ours_stand_beside_the_papers_with_the_difference_and_its_interval(tmp_path, monkeypatch):
     known = (
         Published("fiber", 1.0, 93.0, "Table 15", 0.2),
@@ -170,12 +161,8 @@ def test_ours_stand_beside_the_papers_with_the_difference_and_its_interval(tmp_p
         Published("disk", 1.0, 92.0, "Table 15"),
     )
 
-    def recipe():
-        made = replace(RECIPES_BEFORE["mnist-cnn"]())
-        object.__setattr__(made, "published", known)
-        return made
-
-    monkeypatch.setitem(RECIPES, "mnist-cnn", recipe)
+    made = replace(RECIPES["mnist-cnn"](), published=known)
+    monkeypatch.setitem(RECIPES, "mnist-cnn", lambda: made)
 
     def result(value):
         def change(record):
@@ -194,9 +181,6 @@ def test_ours_stand_beside_the_papers_with_the_difference_and_its_interval(tmp_p
     assert cells["fiber"]["95 % interval"] == "[−9.71, 15.71]"
     assert (cells["disk"]["difference"], cells["disk"]["95 % interval"]) == ("+3.00", "one run: none")
     assert "not a pass mark" in section.blocks[0].text
-
-
-RECIPES_BEFORE = dict(RECIPES)
 
 
 def test_difference_is_students_t_of_our_runs_minus_a_constant():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fiberdp.recipes.cifar10 import GEOMETRY
+from fiberdp.recipes.cifar10 import GRIDS
 from fiberdp.recipes.recipe import Published, Recipe, blank_image, published, with_held_out
 
 
@@ -30,7 +30,7 @@ def cifar100_wrn() -> Recipe:
             ),
             *published("Table 18", (0.5, 1, 2, 4, 8), {"disk": (14.7, 22.7, 30.0, 37.1, 42.0)}),
         ),
-        grids={"epochs": (40, 80, 120, 160), "batch_size": (500, 1000, 2000, 5000), "lr": (0.005, 0.001, 0.0005, 0.0001)} | GEOMETRY,
+        grids=GRIDS,
         options={},  # not tuned here: each method's own default learning rate
         load=lambda data_dir: with_held_out(load_images(CIFAR100, data_dir), 5000, sampled=True),
         build=wide_resnet_classifier,
