@@ -524,3 +524,18 @@ def test_a_record_of_a_run_of_today_is_read(tmp_path):
     assert exact
     assert "--data" not in line
     assert "Learning curves" in html(document(found))
+
+
+def test_runs_of_an_ablation_stand_in_its_own_section_alone(tmp_path):
+    """They are many, at rates of their own: beside the runs of a comparison they would mislead.  Without others they are the results."""
+    (tmp_path / "a" / "runs").mkdir(parents=True)
+    cell = {"options": {"omega": 0.9}, "method": "fiber", "n": 1, "mean": 0.9, "std": None, "ci95": None, "accuracies": [0.9]}
+    ablation = {"recipe": "mnist-cnn", "name": "omega", "epsilon": 1.0, "axes": ["omega"], "cells": [cell], "paper": [], "note": ""}
+    (tmp_path / "a" / "ablation.json").write_text(json.dumps(ablation))
+    run_folder(tmp_path / "a" / "runs" / "omega0.9-seed0")
+    alone = read([tmp_path / "a"])
+    assert [len(group.runs) for group in alone.groups] == [1]
+    run_folder(tmp_path / "b")
+    both = read([tmp_path / "a", tmp_path / "b"])
+    assert len(both.runs) == 2  # the receipt tells of all
+    assert [run.name for group in both.groups for run in group.runs] == ["b"]

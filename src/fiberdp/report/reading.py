@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,12 @@ PARTS = {"augmentation": "none", "scaling": "none", "averaging": "none", "mechan
 
 @dataclass(frozen=True)
 class Run:
-    """name: of its folder, as it was given.  metrics: lines of metrics.jsonl."""
+    """name: of its folder, as it was given.  metrics: lines of metrics.jsonl.  ablated: one of an ablation's, whose table tells of it."""
 
     name: str
     record: Json
     metrics: list[Json]
+    ablated: bool = False
 
     @property
     def epsilon(self) -> float:
@@ -98,9 +99,12 @@ class Found:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Sorted by recipe and epsilon, in the order of the runs; a label says in what a group differs from the first of its name."""
+        """Sorted by recipe and epsilon, in the order of the runs; a label says in what a group differs from the first of its name.
+
+        Runs of ablations are left to the ablations' own sections, unless there are no others.
+        """
         kept: dict[tuple[str, float, str, str], list[Run]] = {}
-        for run in self.runs:
+        for run in [run for run in self.runs if not run.ablated] or self.runs:
             key = (run.record["recipe"], float(f"{run.epsilon:.3g}"), run.record["method"], json.dumps(run.plan, sort_keys=True))
             kept.setdefault(key, []).append(run)
         first: dict[tuple[str, float, str], Run] = {}
@@ -158,10 +162,10 @@ def read(folders: Sequence[str | Path]) -> Found:
     )
 
 
-def _walk(folder: Path, name: str, reading: _Reading) -> None:
+def _walk(folder: Path, name: str, reading: _Reading, ablated: bool = False) -> None:
     here = folder.resolve()
     if (folder / "record.json").exists():
-        reading.runs.setdefault(here, _run(folder, name))
+        reading.runs.setdefault(here, replace(_run(folder, name), ablated=ablated))
         return
     if _unfinished(folder):
         reading.unfinished.append(name)
@@ -169,8 +173,9 @@ def _walk(folder: Path, name: str, reading: _Reading) -> None:
     for other in NEEDED:
         if (path := folder / other).exists():
             reading.others.setdefault(here / other, _other(path))
+    ablated = ablated or (folder / "ablation.json").exists()
     for inner in _folders(folder):
-        _walk(inner, inner.name if inner.parent.name == "runs" else f"{name}/{inner.name}", reading)
+        _walk(inner, inner.name if inner.parent.name == "runs" else f"{name}/{inner.name}", reading, ablated)
 
 
 def _folders(folder: Path) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from statistics import fmean
 from typing import Any
 
@@ -267,7 +268,24 @@ def warnings(found: Found) -> list[str]:
         told.append(f"The runs are of different versions of fiberdp ({', '.join(mixed)}): a difference may be one of versions.")
     if found.unfinished:
         told.append(f"{quantity(len(found.unfinished), 'unfinished run')} left out: {', '.join(found.unfinished[:6])}.")
-    for text in dict.fromkeys(str(w) for run in found.runs for w in run.record.get("warnings") or []):
+    return told + _together([str(w) for run in found.runs for w in run.record.get("warnings") or []])
+
+
+def _together(warnings: list[str]) -> list[str]:
+    """Warnings of many runs that differ in their first number alone, as one: "clamp mass 0.86 to 0.93 …", and of how many runs.
+
+    >>> _together(["mass 0.9: high", "mass 0.86: high", "slow"])
+    ['Mass 0.86 to 0.9: high (2 runs)', 'Slow']
+    """
+    kept: dict[tuple[str, ...], list[str]] = {}
+    for text in warnings:
+        before, number, after = [*re.split(r"(\d+\.\d+)", text, maxsplit=1), "", ""][:3]
+        kept.setdefault((before, after), []).append(number)
+    told = []
+    for (before, after), numbers in kept.items():
+        low, high = min(numbers, key=lambda n: float(n or 0)), max(numbers, key=lambda n: float(n or 0))
+        count = f" ({len(numbers)} runs)" if len(numbers) > 1 else ""
+        text = f"{before}{low if low == high else f'{low} to {high}'}{after}{count}"
         told.append(text[0].upper() + text[1:])
     return told
 
