@@ -19,7 +19,6 @@ def cifar10_features() -> Recipe:
     """The stand-in of `cifar100-vit-small-ft` for a machine of two cores: a private head on frozen features of public pretraining."""
     from fiberdp.recipes.data import CIFAR10
     from fiberdp.recipes.features import WIDTH, cached_features
-    from fiberdp.recipes.vit import TABLE_1
 
     def load(data_dir: str | None) -> dict[str, Any]:
         return with_held_out(cached_features(CIFAR10, data_dir, size=160), 5000)
@@ -49,7 +48,6 @@ def cifar10_features() -> Recipe:
         batch_size=5000,
         epochs=20,
         num_examples=45_000,
-        published=published("Table 1 (CIFAR-100)", (0.5, 1, 2, 4, 8), TABLE_1),
         # where sweeps begin; their results are in results/cifar10-features
         options={
             **{name: {"lr": 0.004} for name in ("dp-adamw", "dp-adambc", "disk", "disk-corr", "fiber", "fiber-nocorr", "fiber-bccorr")},

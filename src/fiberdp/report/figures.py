@@ -89,7 +89,7 @@ def clamp_mass(found: Found, keyed: dict[str, Key]) -> list[Figure]:
     for i, (title, groups) in enumerate(panels(found)):
         lines = [line for line in _lines(groups, keyed, lambda line: _number(line, "clamp_mass")) if line.x]
         if any(len(line.x) > 1 for line in lines):
-            figure = _curves(f"clamp{i}", f"Clamp mass, {title}", "share of coordinates, %", lines, scale=100.0, limits=(-3, 103))
+            figure = _curves(f"clamp{i}", f"Clamp mass, {title}", "share of the first moment, %", lines, scale=100.0, limits=(-3, 103))
             figures.append(figure)
     return figures
 

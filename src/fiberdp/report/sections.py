@@ -39,8 +39,8 @@ GAIN = (
     "cancels over steps and not within one."
 )
 CLAMP = (
-    "**Clamp mass**: the share of coordinates whose corrected second moment lies on the floor ε_v. There the update is momentum with one "
-    "step size; near 100 %, little of Adam's adaptivity is left."
+    "**Clamp mass**: the share of the first moment, Σ|m̂|, on coordinates whose corrected second moment lies on the floor ε_v. "
+    "There the update is momentum with one step size; near 100 %, little of Adam's adaptivity is left."
 )
 SAMPLES, CONFIGS = 12, 40
 """As many generated texts a run, and configurations a page, as are shown."""
