@@ -27,9 +27,9 @@ from fiberdp import _validate
 from fiberdp._disk import write_atomically
 from fiberdp.experiment import tuned_method
 from fiberdp.filters import Identity
-from fiberdp.intervals import paired, summary
+from fiberdp.intervals import paired, percent, percents, summary
 from fiberdp.methods import Method
-from fiberdp.moments import Exact, NoCorrection
+from fiberdp.moments import Exact
 from fiberdp.recipes import Recipe, recipe_named
 from fiberdp.record import markdown_table, to_text, versions
 from fiberdp.run_folder import Task, begin, trained
@@ -96,7 +96,7 @@ def _corrections(named: Callable[..., Method]) -> list[Arm]:
         Arm({"method": "fiber-bccorr"}, named("fiber-bccorr")),
         Arm({"method": "fiber, exact"}, replace(fiber, calibration=Exact())),
         Arm({"method": "fiber, exact, automatic floor"}, replace(fiber, calibration=Exact(eps_v="auto"))),
-        Arm({"method": "disk"}, replace(named("disk"), calibration=NoCorrection())),
+        Arm({"method": "disk"}, named("disk")),
         Arm({"method": "disk-corr"}, named("disk-corr")),
     ]
 
@@ -165,7 +165,7 @@ def ablate(
         begin(folder, kept)
     common = {"recipe": recipe, "folder": folder, "settings": settings, "workers": workers, "observer": observer or Unheard()}
     arms = planned.arms(lambda method, **options: tuned_method(chosen, method, options))
-    best = [_at(arm, 1) for arm in arms]
+    best = arms
     if trials > 1:
         tried = {(i, factor): _at(arm, factor) for i, arm in enumerate(arms) for factor in rates}
         tasks = {key: _task(arm, target, TUNING_SEED, {"test": False}) for key, arm in tried.items()}
@@ -230,22 +230,17 @@ def lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
     """The axes' values, then COLUMNS."""
     found = []
     for cell in result["cells"]:
-        std = "–" if cell["std"] is None else f"{100 * cell['std']:.2f}"
         difference = cell["difference"]
         figures = (
             f"{cell['lr']:.3g}",
             str(cell["n"]),
-            f"{100 * cell['mean']:.2f} ± {std}",
-            _interval(cell["ci95"]),
-            f"{100 * difference['mean']:+.2f} {_interval(difference['ci95'])}".strip(),
+            f"{percent(cell['mean'])} ± {percent(cell['std'])}",
+            percents(cell["ci95"]),
+            f"{100 * difference['mean']:+.2f} {percents(difference['ci95'])}".strip(),
             "" if cell["clamp_mass"] is None else f"{cell['clamp_mass']:.2f}",
         )
         found.append((*(str(cell["options"][axis]) for axis in result["axes"]), *figures))
     return found
-
-
-def _interval(ci95: list[float] | None) -> str:
-    return "" if ci95 is None else f"[{100 * ci95[0]:.2f}, {100 * ci95[1]:.2f}]"
 
 
 def markdown(result: dict[str, Any]) -> str:

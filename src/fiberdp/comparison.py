@@ -18,7 +18,7 @@ from typing import Any
 from fiberdp import _validate
 from fiberdp._disk import write_atomically
 from fiberdp.experiment import tuned_method
-from fiberdp.intervals import paired, summary
+from fiberdp.intervals import paired, percent, percents, summary
 from fiberdp.methods import METHODS, Method
 from fiberdp.recipes import Recipe, recipe_named
 from fiberdp.record import markdown_table, to_text, versions
@@ -168,10 +168,6 @@ def _warnings(choices: dict[tuple[str, float], Choice]) -> list[str]:
     return [f"tuning trials differ ({told}): a difference between methods may be one of tuning."]
 
 
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.2f}"
-
-
 def lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
     """method, epsilon, n, mean ± std, interval, trials; and the difference from the first method with its interval."""
     paired_by = {(d["method"], d["epsilon"]): d for d in result["differences"]}
@@ -180,15 +176,12 @@ def lines(result: dict[str, Any]) -> list[tuple[str, ...]]:
         d = paired_by.get((row["method"], row["epsilon"]))
         found.append(
             (
-                row["method"], f"{row['epsilon']:g}", str(row["n"]), f"{percent(row['mean'])} ± {percent(row['std'])}", _interval(row),
-                str(row["trials"]), "" if d is None else f"{100 * d['mean']:+.2f} {_interval(d)}".strip(),
+                row["method"], f"{row['epsilon']:g}", str(row["n"]), f"{percent(row['mean'])} ± {percent(row['std'])}",
+                percents(row["ci95"]),
+                str(row["trials"]), "" if d is None else f"{100 * d['mean']:+.2f} {percents(d['ci95'])}".strip(),
             )
         )  # fmt: skip
     return found
-
-
-def _interval(row: dict[str, Any]) -> str:
-    return "" if row["ci95"] is None else f"[{100 * row['ci95'][0]:.2f}, {100 * row['ci95'][1]:.2f}]"
 
 
 COLUMNS = ("method", "epsilon", "runs", "test, %", "95 % interval", "trials", "minus the first")

@@ -36,3 +36,12 @@ def paired(values: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
     0.01
     """
     return summary([value - other for value, other in zip(values, others, strict=True)])
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f}"
+
+
+def percents(ci95: Sequence[float] | None) -> str:
+    """An interval of shares, in percent; empty without one."""
+    return "" if ci95 is None else f"[{percent(ci95[0])}, {percent(ci95[1])}]"
