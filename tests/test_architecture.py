@@ -25,7 +25,7 @@ STAGES = (
     "scaling",
     "accounting",
 )
-SHARED = ("types", "flat", "linear", "_disk", "_tree", "_native", "_normals", "_random", "_threads", "_validate")
+SHARED = ("types", "flat", "linear", "_disk", "_tree", "_native", "_normals", "_random", "_ranks", "_threads", "_validate")
 
 
 def imports(package: str) -> dict[Path, set[str]]:

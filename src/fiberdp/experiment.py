@@ -14,6 +14,7 @@ import torch
 
 from fiberdp import _validate
 from fiberdp._random import Keys
+from fiberdp._ranks import Ranks
 from fiberdp.augmentation import NoAugmentation
 from fiberdp.checkpoint import load_checkpoint, require_checkpoint
 from fiberdp.mechanisms import White, WhiteOnGrid
@@ -71,6 +72,8 @@ def fit(
     against who knows it); by default keys are secret.  unaccounted: also keep raw training statistics, in the secret folder.
     test: evaluate on the test rows at the end (leave it out while tuning).
 
+    Under torchrun, after torch.distributed.init_process_group(): all processes call this alike and get the same record; the first writes.
+
     Guarantee: see `fiberdp.trainer.Run`.  The held-out and test metrics stand outside epsilon: their rows are never trained on.
     Raises ValueError in one line for bad input, before anything is written, and for an `out` that another run is writing to; OSError in
     one line if the disk refuses: what is in `out` can then be resumed.
@@ -85,7 +88,13 @@ def fit(
         tuned = replace(tuned, scaling=SecondMoment(offset=scaling))
     if exact_noise:
         tuned = replace(tuned, mechanism=_exact(tuned.mechanism))
-    folder = _folder(out, resume)
+    ranks = Ranks.joined()
+    if unaccounted and ranks.count > 1:
+        raise ValueError(
+            f"unaccounted with {ranks.count} processes: each sees the raw gradients of its share alone, and no statistics of the whole. "
+            "Leave it out, or train in one process."
+        )
+    folder = ranks.from_first(lambda: _folder(out, resume))
     if epsilon is not None:
         _validate.positive("epsilon", epsilon, why="It bounds the privacy loss: typical values are 0.5 to 8.")
     if delta is not None:
@@ -94,13 +103,7 @@ def fit(
         raise ValueError(f"epochs={epochs}, steps={steps}: only one may be given, because each determines the other. Drop one.")
     target = _device(device)
     with contextlib.ExitStack() as held:
-        saved, state = {}, {}
-        if folder and resume:
-            held.enter_context(only_writer(folder))
-            if (folder / "record.json").exists():
-                raise ValueError(f"{folder} holds a finished run: there is nothing to resume. Its result is in record.json.")
-            saved, state = load_checkpoint(folder / "resume")
-
+        saved, state = ranks.from_first(lambda: _saved(folder, held)) if folder and resume else ({}, {})
         rows = chosen.load(data)
         train = as_source(rows["train"])
         num_examples = len(train)
@@ -118,7 +121,8 @@ def fit(
             groups=groups,
             accountant=accountant,
         )
-        keys = Keys.from_json(state["keys"]) if state else (Keys.secret() if seed is None else Keys.seeded(seed))
+        fresh = Keys.secret() if seed is None else Keys.seeded(seed)
+        keys = Keys.from_json(ranks.from_first(lambda: state["keys"] if state else fresh.to_json()))
         config = {
             "recipe": chosen.name, "method": tuned.name, "seed": seed, "device": device, "engine": engine, "precision": precision,
             "plan": agreed.to_json(),
@@ -134,6 +138,14 @@ def fit(
         trained.prepare(saved, state)
         trained.train()
         return trained.finish(test)
+
+
+def _saved(folder: Path, held: contextlib.ExitStack) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The checkpoint, with the folder taken."""
+    held.enter_context(only_writer(folder))
+    if (folder / "record.json").exists():
+        raise ValueError(f"{folder} holds a finished run: there is nothing to resume. Its result is in record.json.")
+    return load_checkpoint(folder / "resume")
 
 
 def tuned_method(recipe: Recipe, method: str | Method, options: dict[str, Any]) -> Method:

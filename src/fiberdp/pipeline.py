@@ -16,6 +16,7 @@ from fiberdp.types import ClippedSum, Release
 
 if TYPE_CHECKING:
     from fiberdp._random import Keys
+    from fiberdp._ranks import Ranks
     from fiberdp.engines.sums import Tap
     from fiberdp.flat import FlatParameters
     from fiberdp.planning import Plan
@@ -23,25 +24,32 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """One plan over one model and data set.  micro_batch_size: how many examples the engine sees at a time; changes no result."""
+    """One plan over one model and data set.  micro_batch_size: how many examples the engine sees at a time; changes no result.
 
-    def __init__(self, plan: Plan, flat: FlatParameters, engine: Any, source: Source, keys: Keys, micro_batch_size: int) -> None:
+    ranks: the processes that share the work.  What is released here is then this process's slice of the vector, `own`.
+    """
+
+    def __init__(
+        self, plan: Plan, flat: FlatParameters, engine: Any, source: Source, keys: Keys, micro_batch_size: int, ranks: Ranks
+    ) -> None:
         self.plan = plan
         self.flat = flat
         self.engine = engine
         self.source = source
         self.keys = keys
         self.micro_batch_size = micro_batch_size
+        self.ranks = ranks
+        self.own = ranks.own(flat.numel)
         self.mechanism = plan.mechanism
-        self.noise_memory: dict[str, Tensor] = self.mechanism.init(flat.theta)
+        self.noise_memory: dict[str, Tensor] = self.mechanism.init(flat.theta[self.own])
         """Of correlated noise, for the next step; secret.  {} for white noise."""
 
     def release(self, step: int, d: Tensor | None, scale: Tensor | None = None, *, tap: Tap | None = None) -> Release:
-        """g_t of this step.  d is d_{t-1}, None at the first step.  scale: from releases alone, see `scaling/`."""
+        """g_t of this step.  d is d_{t-1}, None at the first step.  scale: from releases alone, see `scaling/`.  Both are whole."""
         indices = self.plan.sampler.indices(self.keys.stream("data"), step)
         clipped = self._clipped_sum(self.source.take, indices, step, d, scale, loss_scale=1.0, tap=tap)
         release = self._open_gate(clipped, "noise", step, self.noise_memory)
-        return release if scale is None else replace(release, scale=scale)
+        return release if scale is None else replace(release, scale=scale[self.own])
 
     def release_of_nothing(self, step: int, d: Tensor | None, memory: dict[str, Tensor] | None = None) -> Release:
         """The same pipeline on blank examples with every loss multiplied by 0, on the receipt's own noise stream: noise alone.
@@ -60,7 +68,9 @@ class Pipeline:
 
         memory: from `mechanism.init`, carried from step 0 on by its caller; the run's own is left alone.
         """
-        return self._open_gate(ClippedSum(torch.zeros_like(self.flat.theta), self.plan.clip.sensitivity), "noise", step, memory).value
+        nothing = torch.zeros_like(self.flat.theta[self.own])
+        clipped = ClippedSum(nothing, self.plan.clip.sensitivity, self.own.start, self.flat.numel)
+        return self._open_gate(clipped, "noise", step, memory).value
 
     def load_noise_memory(self, tensors: dict[str, Tensor]) -> None:
         """Continue from a copy of `noise_memory` as it was before a step.  Raises ValueError if it is another mechanism's."""
@@ -80,20 +90,19 @@ class Pipeline:
     def _clipped_sum(
         self, take: Any, indices: Tensor, step: int, d: Tensor | None, scale: Tensor | None, *, loss_scale: float, tap: Tap | None
     ) -> ClippedSum:
-        """Sum over micro-batches; any split gives the same sum, and noise is added to the whole once, at the gate."""
+        """Sum over micro-batches, of all processes; any split gives the same sum, and noise is added to the whole once, at the gate."""
         total, device = None, self.flat.theta.device
         probes, clip = self.plan.method.observation.probes(), self.plan.clip
         seed = self.keys.stream("model").seed(step + 1)  # step 0 of this stream initialised the model
-        first = 0  # position in the whole batch, which the copies and masks of an example depend on; no split changes it
-        for part in indices.split(self.micro_batch_size):
+        # first: position in the whole batch, which the copies and masks of an example depend on; no split changes it
+        for first, part in self.ranks.share(indices, self.micro_batch_size):
             batch = self._augmented(_tree.to(take(part), device), step, first, len(part))
             clipped = self.engine.clipped_sum(
                 probes, d, batch, clip, seed=seed + first, loss_scale=loss_scale, scale=scale, tap=tap, out=total
             )
             total = clipped.total
-            first += len(part)
         assert total is not None  # an empty batch is one empty part
-        return ClippedSum(total, clip.sensitivity)
+        return ClippedSum(self.ranks.reduce(total), clip.sensitivity, self.own.start, self.flat.numel)
 
     def _augmented(self, batch: Any, step: int, first: int, count: int) -> Any:
         """The copies of examples [first, first + count) of this step's batch: made once, so every probe sees the same."""

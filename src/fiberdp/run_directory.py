@@ -85,7 +85,10 @@ def refuse_used(folder: Path) -> None:
 
 
 class RunDirectory:
-    """The bookkeeping around one Run.  held: what is to be given back at its end."""
+    """The bookkeeping around one Run.  held: what is to be given back at its end.
+
+    Of several processes the first writes and evaluates.  The others go through the same steps, because their slices are asked for.
+    """
 
     def __init__(
         self,
@@ -98,40 +101,54 @@ class RunDirectory:
         unaccounted: bool,
         held: contextlib.ExitStack,
     ) -> None:
-        self.folder, self.run, self.config, self.recipe, self.rows = folder, run, config, recipe, rows
+        self.kept = folder is not None
+        self.folder = folder if run.ranks.first else None
+        self.run, self.config, self.recipe, self.rows = run, config, recipe, rows
         self.reporter, self.unaccounted, self.held = reporter, unaccounted, held
         self.seconds = 0.0
         self.last: dict[str, Any] = {}
-        self.fingerprint = run.source.fingerprint() if folder else ""
+        self.fingerprint = run.source.fingerprint() if self.folder else ""
 
     def prepare(self, saved: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Prove the noise; then create the directory, or bring it back to its checkpoint."""
-        run = self.run
+        run, step = self.run, state.get("step", 0)
+        run.ranks.from_first(lambda: self._same_rows(state))
+        self.reporter.proved(run.plan, run.prove())
+        if not self.kept:
+            return
+        if state:
+            run.load_state_dict(saved, step)
+            self.seconds = state["seconds"]
+        else:
+            run.ranks.from_first(self._take_folder)
+            self._checkpoint()  # the keys are on disk before the first release uses them
+        run.ranks.from_first(lambda: self._open_ledger(step))
+        if not run.ranks.first:
+            for taken in range(step):
+                run.ledger.spend(taken, run.plan.event(taken))  # in memory: the first process keeps the file
+
+    def _same_rows(self, state: dict[str, Any]) -> None:
         if state and state["fingerprint"] != self.fingerprint:
             raise ValueError(
                 "the training data changed since the run was started: a resumed run must see the same rows, because "
                 "reusing its noise on others would reveal their difference. Restore the data, or start in a new --out."
             )
-        self.reporter.proved(run.plan, run.prove())
-        if not self.folder:
-            return
-        if state:
-            memory = {name: t for name, t in saved.items() if name.startswith("noise.")}
-            run.pipeline.load_noise_memory({name.removeprefix("noise."): t for name, t in memory.items()})
-            run.optimizer.load_state_dict({name: t for name, t in saved.items() if name not in memory}, state["step"])
-            run.ledger = self._ledger()
-            if len(run.ledger) < state["step"]:
-                raise ValueError(
-                    f"the ledger has {len(run.ledger)} lines, the checkpoint is at step {state['step']}: every step "
-                    "before it must be charged, or epsilon would come out too small. Restore ledger.jsonl."
-                )
-            self.seconds = state["seconds"]
-            self._rewind_metrics(state["step"])
-        else:
-            self.held.enter_context(only_writer(self.folder))
-            refuse_used(self.folder)  # again: another run may have begun and ended here meanwhile
-            self._checkpoint()  # the keys are on disk before the first release uses them
-            run.ledger = self._ledger()
+
+    def _take_folder(self) -> None:
+        assert self.folder is not None
+        self.held.enter_context(only_writer(self.folder))
+        refuse_used(self.folder)  # again: another run may have begun and ended here meanwhile
+
+    def _open_ledger(self, step: int) -> None:
+        assert self.folder is not None
+        ledger = self.held.enter_context(Ledger(self.folder / "ledger.jsonl", self.run.plan.terms))
+        if len(ledger) < step:
+            raise ValueError(
+                f"the ledger has {len(ledger)} lines, the checkpoint is at step {step}: every step "
+                "before it must be charged, or epsilon would come out too small. Restore ledger.jsonl."
+            )
+        self.run.ledger = ledger
+        self._rewind_metrics(step)
 
     def train(self) -> None:
         run, plan = self.run, self.run.plan
@@ -146,7 +163,7 @@ class RunDirectory:
             self.reporter.stepped(done, plan.steps)
             elapsed = time.monotonic() - started
             evaluating = done % every == 0 or done == plan.steps
-            if evaluating or elapsed > CHECKPOINT_SECONDS:
+            if evaluating or run.ranks.from_first(lambda waited=elapsed: waited > CHECKPOINT_SECONDS):
                 self.seconds += elapsed
                 if evaluating:
                     self._evaluate(done, step.lr)
@@ -155,11 +172,16 @@ class RunDirectory:
 
     def finish(self, test: bool) -> dict[str, Any]:
         """The record; and, with a directory, release/ and record.json, in that order: the record says that the rest is there."""
-        run, plan, metric = self.run, self.run.plan, self.recipe.metric
+        run = self.run
         receipt = run.prove()
         chain = run.ledger.finish()
         if not self.last:  # the crash fell between the last step and the record
-            self.last = self._line(plan.steps, 0.0)
+            self.last = self._line(run.plan.steps, 0.0)
+        theta_bar = run.theta_bar  # here, because the slices of all processes are in it
+        return run.ranks.from_first(lambda: self._record(receipt, chain, theta_bar, test))
+
+    def _record(self, receipt: Any, chain: str, theta_bar: Tensor | None, test: bool) -> dict[str, Any]:
+        run, plan, metric = self.run, self.run.plan, self.recipe.metric
         record = {
             "recipe": self.config["recipe"],
             "method": self.config["method"],
@@ -186,7 +208,7 @@ class RunDirectory:
                 "metric": metric,
                 "heldout": self.last["heldout"][metric],
                 "test": self._metrics("test")[metric] if test else None,
-                "averaged": self._averaged_result(test),
+                "averaged": self._averaged_result(theta_bar, test),
                 **(evaluate(self.recipe.details, run.model, self.rows["test"]) if test and self.recipe.details else {}),
                 "note": "held-out and test rows are never trained on; these figures stand outside epsilon",
             },
@@ -194,6 +216,7 @@ class RunDirectory:
                 "seconds": self.seconds,
                 "examples_per_second": plan.steps * plan.batch_size / self.seconds if self.seconds else None,
                 "peak_mib": peak_mib(),
+                "processes": run.ranks.count,
                 "threads": torch.get_num_threads(),
                 "engine": run.engine,
                 "micro_batch_size": run.pipeline.micro_batch_size,
@@ -205,42 +228,41 @@ class RunDirectory:
             release = self.folder / "release"
             make_folder(release)
             write_atomically(release / "model.safetensors", save(run.flat.state_dict(run.flat.theta)))
-            if run.optimizer.theta_bar is not None:
-                write_atomically(release / "averaged.safetensors", save(run.flat.state_dict(run.optimizer.theta_bar)))
+            if theta_bar is not None:
+                write_atomically(release / "averaged.safetensors", save(run.flat.state_dict(theta_bar)))
             write_atomically(release / "config.json", to_text(self.config))
             write_atomically(release / "ledger_summary.json", to_text(record["privacy"]))
             write_atomically(self.folder / "record.json", to_text(record))
         return record
 
-    def _ledger(self) -> Ledger:
-        assert self.folder is not None
-        return self.held.enter_context(Ledger(self.folder / "ledger.jsonl", self.run.plan.terms))
-
     def _line(self, done: int, lr: float) -> dict[str, Any]:
-        plan = self.run.plan
-        return {
-            "step": done,
-            "epoch": done / plan.sampler.steps_per_epoch,
-            "epsilon": self.run.epsilon,
-            "lr": lr,
-            "clamp_mass": self.run.optimizer.clamp_mass(),
-            "heldout": self._metrics("heldout"),
-            "heldout_averaged": self._averaged("heldout"),
-        }
+        run = self.run
+        clamp_mass, theta_bar = run.clamp_mass(), run.theta_bar
+        return run.ranks.from_first(
+            lambda: {
+                "step": done,
+                "epoch": done / run.plan.sampler.steps_per_epoch,
+                "epsilon": run.epsilon,
+                "lr": lr,
+                "clamp_mass": clamp_mass,
+                "heldout": self._metrics("heldout"),
+                "heldout_averaged": self._averaged("heldout", theta_bar),
+            }
+        )
 
     def _metrics(self, rows: str) -> dict[str, float]:
         return evaluate(self.recipe.metrics, self.run.model, self.rows[rows])
 
-    def _averaged(self, rows: str) -> dict[str, float] | None:
+    def _averaged(self, rows: str, theta_bar: Tensor | None) -> dict[str, float] | None:
         """What the averaged weights reach; None without averaging."""
-        theta_bar, flat = self.run.optimizer.theta_bar, self.run.flat
+        flat = self.run.flat
         if theta_bar is None:
             return None
         return evaluate(self.recipe.metrics, self.run.model, self.rows[rows], parameters=flat.views(theta_bar))
 
-    def _averaged_result(self, test: bool) -> dict[str, float | None] | None:
+    def _averaged_result(self, theta_bar: Tensor | None, test: bool) -> dict[str, float | None] | None:
         heldout = self.last["heldout_averaged"]
-        reached = self._averaged("test") if test else None
+        reached = self._averaged("test", theta_bar) if test else None
         metric = self.recipe.metric
         return heldout and {"heldout": heldout[metric], "test": reached[metric] if reached else None}
 
@@ -251,8 +273,9 @@ class RunDirectory:
         self.reporter.evaluated(self.last, self.run.plan.steps)
 
     def _checkpoint(self) -> None:
+        run = self.run
+        tensors = run.state_dict() if self.kept else {}
         if self.folder:
-            run = self.run
             state = {
                 "step": run.optimizer.t,
                 "keys": run.keys.to_json(),
@@ -262,8 +285,7 @@ class RunDirectory:
                 "fingerprint": self.fingerprint,
                 "seconds": self.seconds,
             }
-            memory = {f"noise.{name}": t for name, t in run.pipeline.noise_memory.items()}
-            save_checkpoint(self.folder / "resume", run.optimizer.state_dict() | memory, state)
+            save_checkpoint(self.folder / "resume", tensors, state)
 
     def _rewind_metrics(self, step: int) -> None:
         """Drop what was measured after the checkpoint: the resumed run measures it again."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fiberdp import _tree, _validate
 from fiberdp._random import Keys
+from fiberdp._ranks import Ranks
 from fiberdp.accounting import Ledger
 from fiberdp.diagnostics.receipt import Receipt, noise_receipt, receipt_steps
 from fiberdp.engines import ENGINES, PRECISIONS, Loss, LossFn, check_independent, check_loss, check_model, faster, prove, warn_of_dropout
@@ -51,6 +52,11 @@ class Run:
     (epsilon, delta)-DP under the plan's relation; each step is charged before its release, an empty batch and a NaN example included.
     Raises ValueError, before anything is written or released, for what cannot be trained privately; for a loss through which examples
     meet; and for engine ghost if its clipped sum of synthetic examples is not the oracle's.
+
+    Several processes (a default process group of torch.distributed): each makes the clipped sum of its share of the batch, and noise,
+    filter and update of its slice of the vector.  Every process calls every method alike; model, keys and what was measured here are the
+    first process's, which alone writes the ledger.  Releases and epsilon are those of one process, up to the order of additions.
+    Raises ValueError if their plans or data differ, or for a filter that fits whole tensors; RankLost when one of them is gone.
     """
 
     def __init__(
@@ -80,7 +86,8 @@ class Run:
         self.plan = plan
         self.model = model
         self.source = source
-        self.keys = keys or Keys.secret()
+        self.ranks = ranks = Ranks.joined()
+        self.keys = Keys.from_json(ranks.from_first((keys or Keys.secret()).to_json))
         self.flat = FlatParameters(model)
         augmentation = plan.method.augmentation
         exact = Loss(model, loss_fn, augmentation.multiplicity)
@@ -89,7 +96,7 @@ class Run:
         check_independent(exact, self.flat, row)
         probes = plan.method.observation.probes()
         loss = Loss(model, loss_fn, augmentation.multiplicity, precision)
-        self.engine = faster(self.flat, loss, row, probes, plan.batch_size) if engine == "auto" else engine
+        self.engine = ranks.from_first(lambda: faster(self.flat, loss, row, probes, plan.batch_size)) if engine == "auto" else engine
         worker = ENGINES[self.engine](self.flat, loss)
         # once on blank examples, so that what the engine cannot do is refused here and not in mid-run
         uniforms = torch.zeros(2, augmentation.multiplicity, augmentation.draws)
@@ -99,11 +106,12 @@ class Run:
             prove(worker if precision == "float32" else ENGINES[self.engine](self.flat, exact), exact, row, probes)
         # asked even if one is given: the engine's memory budget follows from it, and with it the last bits of a resumed run
         fitting = worker.micro_batch_size(row, len(probes), plan.batch_size)
-        micro_batch_size = fitting if micro_batch_size is None else micro_batch_size
+        micro_batch_size = ranks.from_first(lambda: fitting if micro_batch_size is None else micro_batch_size)
         _validate.count("micro_batch_size", micro_batch_size, why="It is how many examples are in memory at a time.")
-        self.pipeline = Pipeline(plan, self.flat, worker, source, self.keys, micro_batch_size)
+        self._alike()
+        self.pipeline = Pipeline(plan, self.flat, worker, source, self.keys, micro_batch_size, ranks)
         self.optimizer = Optimizer(
-            self.flat.theta,
+            self.flat.theta[self.pipeline.own],
             filter=plan.method.filter,
             calibration=plan.method.calibration,
             update=plan.method.update,
@@ -113,19 +121,21 @@ class Run:
             steps=plan.steps,
             groups=self.flat.groups(),
         )
-        self.ledger = Ledger(ledger, plan.terms)
+        self.ledger = Ledger(ledger if ranks.first else None, plan.terms)
+        self._whole_d: Tensor | None = None  # of several processes, if a probe looks ahead
+        self._looks_ahead = any(probe.lookahead for probe in probes)
         self.receipt: Receipt | None = None
         self.tap: Callable[[Tensor, Tensor], None] | None = None
-        self.heard: Callable[[Release], None] | None = None  # told every release before it is used: what an outsider may see
+        self.heard: Callable[[Release], None] | None = None  # told every release (of its slice) before it is used
 
     def prove(self) -> Receipt:
         """Make the noise receipt (once), or raise ReceiptError if the noise is not what is charged.  Touches no data."""
         if self.receipt is None:
             d = torch.full_like(self.flat.theta, 1e-3)  # not zero, so that every probe is evaluated
-            memory = self.plan.mechanism.init(self.flat.theta)
+            memory = self.plan.mechanism.init(self.flat.theta[self.pipeline.own])
             noise = self.plan.charged_noise(0)
             self.receipt = noise_receipt(
-                lambda step: self.pipeline.release_of_nothing(step, d, memory).value,
+                lambda step: self.ranks.gather(self.pipeline.release_of_nothing(step, d, memory).value, self.flat.numel),
                 std=noise.std,
                 tensors=[(slot.name, slice(slot.start, slot.stop)) for slot in self.flat.slots],
                 steps=receipt_steps(self.flat.numel),
@@ -150,13 +160,87 @@ class Run:
         self.prove()
         t, lr = self.optimizer.t, self.optimizer.lr
         self.ledger.spend(t, self.plan.event(t), (self.plan.event(later) for later in range(t + 1, self.plan.steps)))
-        release = self.pipeline.release(t, self.optimizer.d, self.optimizer.scale, tap=self.tap)
+        scale = self.optimizer.scale
+        scale = None if scale is None else self.ranks.gather(scale, self.flat.numel)
+        release = self.pipeline.release(t, self.d, scale, tap=self.tap)
         if self.heard:
             self.heard(release)
-        self.optimizer.step(release)
+        self._update(release)
         return Step(t, lr)
+
+    @property
+    def d(self) -> Tensor | None:
+        """theta_t - theta_{t-1}, Tensor[d]; None before the first step, and in one of several processes if no probe needs it."""
+        return self.optimizer.d if self.ranks.count == 1 else self._whole_d
+
+    @property
+    def theta_bar(self) -> Tensor | None:
+        """The average of the weights, Tensor[d]; None without averaging."""
+        own = self.optimizer.theta_bar
+        return None if own is None else self.ranks.gather(own, self.flat.numel)
+
+    def clamp_mass(self) -> float | None:
+        """See `Optimizer.clamp_mass`."""
+        return self.optimizer.clamp_mass(self.ranks.sum)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Whole vectors by their symbols, the numbers of calibration and filter, and the memory of correlated noise as noise.…: SECRET.
+
+        With the step, the plan and the keys, all there is to resume, by any number of processes.
+        """
+        memory = {f"noise.{name}": t for name, t in self.pipeline.noise_memory.items()}
+        vectors = self.optimizer.vectors() | {name: t for name, t in memory.items() if t.dim()}
+        whole = {name: self.ranks.gather(t, self.flat.numel) for name, t in vectors.items()}
+        return self.optimizer.state_dict() | memory | whole
+
+    def load_state_dict(self, tensors: dict[str, Tensor], t: int) -> None:
+        """Continue from a copy of `state_dict()` as it was before step t.  Raises ValueError if it is another method's."""
+        own = self.pipeline.own
+        vectors = {name for name, v in tensors.items() if "." not in name or (name.startswith("noise.") and v.dim())}
+        part = {name: v[..., own] if name in vectors else v for name, v in tensors.items()}
+        memory = {name: v for name, v in part.items() if name.startswith("noise.")}
+        self.pipeline.load_noise_memory({name.removeprefix("noise."): v for name, v in memory.items()})
+        self.optimizer.load_state_dict({name: v for name, v in part.items() if name not in memory}, t)
+        if self.ranks.count > 1:
+            self.flat.theta.copy_(tensors["theta"])
+            self._whole_d = tensors["d"].to(self.flat.theta, copy=True) if t and self._looks_ahead else None
+
+    def _update(self, release: Release) -> None:
+        if self.ranks.count == 1:
+            self.optimizer.step(release)
+            return
+        with torch.no_grad():
+            theta = self.flat.theta
+            before = None
+            if self._looks_ahead:
+                before = theta.clone() if self._whole_d is None else self._whole_d.copy_(theta)
+            self.optimizer.step(release)
+            self.ranks.spread(theta)
+            self._whole_d = None if before is None else torch.sub(theta, before, out=before)
+
+    def _alike(self) -> None:
+        """Give every process the first one's model, and refuse processes that would not train the same thing on the same rows."""
+        if self.ranks.count == 1:
+            return
+        if self.plan.method.filter.learns:
+            raise ValueError(
+                f"filter {self.plan.method.filter.name!r} with {self.ranks.count} processes: it fits its gains to whole tensors, of which "
+                "each process holds a slice. Choose another filter, or train in one process."
+            )
+        for what, found in (("plan", self.plan.to_json()), ("data", self.source.fingerprint())):
+            said = self.ranks.everyones(found)
+            if odd := [rank for rank, other in enumerate(said) if other != said[0]]:
+                raise ValueError(
+                    f"process {odd[0]} of {self.ranks.count} has another {what} than process 0: they must be the same, or an example could "
+                    "be in the share of two, and count twice. Start all with the same options, on the same rows in the same order."
+                )
+        self.ranks.copy_from_first([self.flat.theta, *(t.detach() for t in _untrained(self.model))])
 
     @property
     def epsilon(self) -> float:
         """epsilon of the steps taken so far, from the ledger alone."""
         return self.plan.price(self.ledger.event(self.optimizer.t))
+
+
+def _untrained(model: nn.Module) -> list[Tensor]:
+    return [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]

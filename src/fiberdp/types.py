@@ -31,12 +31,18 @@ class Probe:
 class ClippedSum:
     """The sum over the batch of clipped per-example observations, in gradient units.
 
-    total: Tensor[d].  sensitivity: the most that `total` moves, in L2 norm, when one example is added to or
-    removed from the batch (replacing one example moves it by at most twice that).
+    total: Tensor[d], or a slice of it, whose first entry is number `start` of `numel`.  sensitivity: the most that the whole moves, in L2
+    norm, when one example is added to or removed from the batch (replacing one example moves it by at most twice that).
     """
 
     total: Tensor
     sensitivity: float
+    start: int = 0
+    numel: int = -1
+
+    def __post_init__(self) -> None:
+        if self.numel < 0:
+            object.__setattr__(self, "numel", self.start + len(self.total))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from fiberdp.workers import Observer, Unheard
 
 
 @contextmanager
-def progress(*, quiet: bool) -> Iterator[Reporter]:
-    """The reporter that fits where stderr goes."""
-    if sys.stderr.isatty():
+def progress(*, quiet: bool, mute: bool = False) -> Iterator[Reporter]:
+    """The reporter that fits where stderr goes.  quiet: no lines; mute: no bar either."""
+    if mute:
+        yield Silent()
+    elif sys.stderr.isatty():
         with _bar() as bar:
             yield _Bar(bar)
     elif quiet:

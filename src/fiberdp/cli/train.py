@@ -54,6 +54,7 @@ def train(
 ) -> None:
     """Train a recipe under differential privacy, with the noise proved first."""
     from fiberdp._allocator import keep_freed_memory
+    from fiberdp._ranks import join, said_once
     from fiberdp.cli.progress import progress
     from fiberdp.experiment import fit
     from fiberdp.record import to_text
@@ -63,7 +64,7 @@ def train(
         "lr": lr, "omega": omega, "kappa": kappa, "gamma": gamma, "eps_v": _floor(eps_v), "eps_v_scale": eps_v_scale, "bands": bands,
         "allow_extrapolation": allow_extrapolation or None,
     }  # fmt: skip
-    with progress(quiet=json) as reporter:
+    with join(device) as (ranks, device), progress(quiet=json, mute=not ranks.first) as reporter, said_once(ranks):
         record = fit(
             recipe, method=method, options={name: value for name, value in given.items() if value is not None},
             multiplicity=multiplicity, averaging=averaging, scaling=scaling,
@@ -72,6 +73,8 @@ def train(
             engine=engine, precision=precision, micro_batch_size=micro_batch_size, exact_noise=exact_noise,
             unaccounted=unaccounted, reporter=reporter,
         )  # fmt: skip
+    if not ranks.first:
+        return
     for warning in record["warnings"]:
         print(f"fiberdp: warning: {warning}", file=sys.stderr)
     if json:

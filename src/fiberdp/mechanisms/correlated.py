@@ -77,7 +77,7 @@ class CorrelatedGaussian:
                 )
             state["t"].fill_(-1)
             add = self._add_buffered if self.strategy.buffers else self._add_filtered
-            add(clipped.total, stream, step, state["w"], self._on_sum(clipped.sensitivity, step))
+            add(clipped, stream, step, state["w"], self._on_sum(clipped.sensitivity, step))
             state["t"].fill_(step + 1)
         return Release(clipped.total.div_(self.batch_size), self.noise(clipped.sensitivity, step))
 
@@ -89,8 +89,8 @@ class CorrelatedGaussian:
         d = 1.0 if scale is None else scale[min(step, len(scale) - 1)]
         return self.noise_multiplier * sensitivity * self.matrix_sensitivity * d
 
-    def _add_filtered(self, total: Tensor, stream: Stream, step: int, memory: Tensor, std: float) -> None:
-        order = len(memory)
+    def _add_filtered(self, clipped: ClippedSum, stream: Stream, step: int, memory: Tensor, std: float) -> None:
+        order, total = len(memory), clipped.total
         age = [(step - row) % order or order for row in range(order)]  # row holds w_{t-age}
         a, b = ([x / self.strategy.a[0] for x in (*part, *[0.0] * order)] for part in (self.strategy.a, self.strategy.b))
         recursive, moving = (memory.new_tensor([part[j] for j in age]) for part in (a, b))
@@ -106,25 +106,26 @@ class CorrelatedGaussian:
             if oldest is not None:
                 oldest[block] = w  # read for the last time, it makes room
 
-        _in_blocks(add, total, stream, step)
+        _in_blocks(add, clipped, stream, step)
 
-    def _add_buffered(self, total: Tensor, stream: Stream, step: int, memory: Tensor, std: float) -> None:
+    def _add_buffered(self, clipped: ClippedSum, stream: Stream, step: int, memory: Tensor, std: float) -> None:
         def add(block: slice, x: Tensor) -> None:
             for s, (_, omega) in zip(memory, self.strategy.buffers, strict=True):
                 x.add_(s[block], alpha=-omega)
-            total[block].add_(x, alpha=std)
+            clipped.total[block].add_(x, alpha=std)
             for s, (theta, _) in zip(memory, self.strategy.buffers, strict=True):
                 s[block].mul_(theta).add_(x)
 
-        _in_blocks(add, total, stream, step)
+        _in_blocks(add, clipped, stream, step)
 
 
-def _in_blocks(add: Callable[[slice, Tensor], None], total: Tensor, stream: Stream, step: int) -> None:
-    """add(where, z_t there) for blocks that cover `total`, several at once; z_t may be overwritten."""
+def _in_blocks(add: Callable[[slice, Tensor], None], clipped: ClippedSum, stream: Stream, step: int) -> None:
+    """add(where, z_t there) for blocks that cover the total, several at once; z_t may be overwritten."""
+    total = clipped.total
 
     def block(start: int) -> None:
         where = slice(start, min(start + BLOCK, len(total)))
         z = total.new_zeros(where.stop - start)
-        add(where, stream.add_normal_(z, step=step, start=start, scale=1.0))
+        add(where, stream.add_normal_(z, step=step, start=clipped.start + start, scale=1.0))
 
     share(block, range(0, len(total), BLOCK))

@@ -64,7 +64,8 @@ class Gaussian:
         """
         if self.noise_multiplier > 0:
             refuse_unclipped(clipped.sensitivity)
-            stream.add_normal_(clipped.total, step=step, scale=self.noise_multiplier * clipped.sensitivity)
+            scale = self.noise_multiplier * clipped.sensitivity
+            stream.add_normal_(clipped.total, step=step, start=clipped.start, scale=scale)
         return Release(clipped.total.div_(self.batch_size), self.noise(clipped.sensitivity))
 
 

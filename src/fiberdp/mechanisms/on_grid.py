@@ -63,8 +63,8 @@ class GaussianOnGrid(Gaussian):
         if self.noise_multiplier > 0:
             refuse_unclipped(clipped.sensitivity)
             scale = self.noise_multiplier * clipped.sensitivity * (1 + ALLOWANCE)
-            grid = grid_of(clipped.sensitivity, clipped.total.numel())
-            stream.add_rounded_normal_(clipped.total, step=step, scale=scale, grid=grid)
+            grid = grid_of(clipped.sensitivity, clipped.numel)
+            stream.add_rounded_normal_(clipped.total, step=step, start=clipped.start, scale=scale, grid=grid)
         return Release(clipped.total.div_(self.batch_size), self.noise(clipped.sensitivity))
 
 

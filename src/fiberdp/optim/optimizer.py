@@ -6,7 +6,7 @@ step t; it is a function of the releases alone, so it may be published with them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -112,9 +112,10 @@ class Optimizer:
         """The average of the weights, Tensor[d]; None without averaging."""
         return self.averaging.average(self.averaging_state)
 
-    def clamp_mass(self) -> float | None:
+    def clamp_mass(self, total: Callable[..., Sequence[float]] = lambda *sums: sums) -> float | None:
         """Sum 1[v-_i = floor] |m^_i| / Sum |m^_i| of the last step (paper, E.6): the share of the update that the floor decides.
 
+        total: adds both sums to those of other slices of the vector.
         In [0, 1]; None for a method without correction, or before the first step.  A function of releases alone: free of privacy cost.
         """
         if self.t == 0 or not self._corrections or self._corrections[0] is None:
@@ -124,15 +125,17 @@ class Optimizer:
             self.rule.clamped(_of(self.moments, group), v_weight, correction)  # pyright: ignore
             for group, correction in zip(self.groups, self._corrections)
         ]
-        held, mass = (sum(column) for column in zip(*pairs))
+        held, mass = total(*(sum(column) for column in zip(*pairs)))
         return held / mass if mass else 0.0
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every vector by its symbol, and the numbers of calibration and filter: with t, all there is to resume."""
-        tensors = {"theta": self.theta, **self.filter_state, **self.moments, **self.averaging_state, **self.scaling_state}
-        if self.d is not None:
-            tensors["d"] = self.d
-        return tensors | {name: torch.as_tensor(np.asarray(value)) for name, value in self._numbers().items()}
+        """`vectors`, and the numbers of calibration and filter: with t, all there is to resume."""
+        return self.vectors() | {name: torch.as_tensor(np.asarray(value)) for name, value in self._numbers().items()}
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Everything of theta's length, by its symbol."""
+        found = {"theta": self.theta, **self.filter_state, **self.moments, **self.averaging_state, **self.scaling_state}
+        return found if self.d is None else found | {"d": self.d}
 
     def load_state_dict(self, tensors: dict[str, Tensor], t: int) -> None:
         """Continue from a copy of `state_dict()` as it was before step t; theta is filled in place.
