@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -176,15 +178,18 @@ def join(device: str) -> Iterator[tuple[Ranks, str]]:
     if launched() == 1:
         yield Ranks(), device
         return
+    signal.signal(signal.SIGTERM, _stopped)  # what a launcher sends to the others when one has died
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
     with _exchange():
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
-    yield Ranks.joined(), device
-    with _exchange():
-        dist.barrier()
-    dist.destroy_process_group()
+    try:
+        yield Ranks.joined(), device
+        with _exchange():
+            dist.barrier()
+    finally:
+        dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -192,17 +197,34 @@ def said_once(ranks: Ranks) -> Iterator[None]:
     """Let one process alone raise what all of them find; the others end with the same exit code, and say nothing."""
     try:
         yield
-    except RankLost:
-        raise
-    except (ValueError, ImportError) as error:
-        if ranks.first_to_say(str(error)):
+    except (ValueError, ImportError, RankLost) as error:
+        lost = isinstance(error, RankLost)
+        if ranks.first_to_say("lost" if lost else str(error)):
             raise
-        raise SystemExit(2) from error
+        raise SystemExit(1 if lost else 2) from error
+
+
+def _stopped(*_: Any) -> NoReturn:
+    raise RankLost(_lost("SIGTERM, which a launcher sends to all when one has died"))
+
+
+def _lost(how: str) -> str:
+    return (
+        f"another process of the run is gone ({how}): no step can be taken without it, because its examples and its slice of the model are "
+        "missing. Start all again with --resume, with any number of processes."
+    )
 
 
 def _wait(handles: Sequence[Any]) -> None:
+    """For all of them, failed ones too: an exchange that is still going on when its process ends would abort it."""
+    failed = None
     for handle in handles:
-        handle.wait()
+        try:
+            handle.wait()
+        except RuntimeError as error:
+            failed = failed or error
+    if failed:
+        raise failed
 
 
 @contextlib.contextmanager
@@ -210,7 +232,5 @@ def _exchange() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLost(
-            f"another process of the run is gone ({str(error).splitlines()[0][:200]}): no step can be taken without it, because its "
-            "examples and its slice of the model are missing. Start all again with --resume, with any number of processes."
-        ) from error
+        first = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).split(". ")[0]  # without the place in the source, and the advice
+        raise RankLost(_lost(first)) from error

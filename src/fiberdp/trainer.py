@@ -134,10 +134,12 @@ class Run:
             d = torch.full_like(self.flat.theta, 1e-3)  # not zero, so that every probe is evaluated
             memory = self.plan.mechanism.init(self.flat.theta[self.pipeline.own])
             noise = self.plan.charged_noise(0)
+            slices = self.ranks.slices(self.flat.numel) if self.ranks.count > 1 else []
             self.receipt = noise_receipt(
                 lambda step: self.ranks.gather(self.pipeline.release_of_nothing(step, d, memory).value, self.flat.numel),
                 std=noise.std,
                 tensors=[(slot.name, slice(slot.start, slot.stop)) for slot in self.flat.slots],
+                parts=[(f"process {rank}", part) for rank, part in enumerate(slices)],
                 steps=receipt_steps(self.flat.numel),
                 charged=None if noise.white else self.plan.charged_noise,
             )
@@ -160,9 +162,7 @@ class Run:
         self.prove()
         t, lr = self.optimizer.t, self.optimizer.lr
         self.ledger.spend(t, self.plan.event(t), (self.plan.event(later) for later in range(t + 1, self.plan.steps)))
-        scale = self.optimizer.scale
-        scale = None if scale is None else self.ranks.gather(scale, self.flat.numel)
-        release = self.pipeline.release(t, self.d, scale, tap=self.tap)
+        release = self.pipeline.release(t, self.d, self.scale, tap=self.tap)
         if self.heard:
             self.heard(release)
         self._update(release)
@@ -172,6 +172,11 @@ class Run:
     def d(self) -> Tensor | None:
         """theta_t - theta_{t-1}, Tensor[d]; None before the first step, and in one of several processes if no probe needs it."""
         return self.optimizer.d if self.ranks.count == 1 else self._whole_d
+
+    @property
+    def scale(self) -> Tensor | None:
+        """By what the next step's gradients are to be multiplied before the clip, Tensor[d]: a function of the whole vector."""
+        return self.optimizer.scale_of({name: self.ranks.gather(v, self.flat.numel) for name, v in self.optimizer.scaling_state.items()})
 
     @property
     def theta_bar(self) -> Tensor | None:

@@ -39,4 +39,4 @@ def private_run(model: Model, batch_size: int, observation: str, engine: str, pr
 def clipped_sum(run: Run) -> Tensor:
     """Forward, backward and clipping of the first batch_size rows, in micro-batches: a step without sampling, noise and update."""
     pipeline, rows = run.pipeline, torch.arange(run.plan.batch_size)
-    return pipeline._clipped_sum(pipeline.source.take, rows, 0, run.optimizer.d, run.optimizer.scale, loss_scale=1.0, tap=None).total
+    return pipeline._clipped_sum(pipeline.source.take, rows, 0, run.d, run.scale, loss_scale=1.0, tap=None).total

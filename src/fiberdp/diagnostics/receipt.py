@@ -30,7 +30,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import torch
@@ -107,10 +107,12 @@ def noise_receipt(
     tensors: Sequence[tuple[str, slice]],
     steps: int,
     charged: Callable[[int], Noise] | None = None,
+    parts: Sequence[tuple[str, slice]] = (),
 ) -> Receipt:
     """Drive `release(step) -> Tensor[d]` (noise alone) for `steps` steps and compare with `std`, the std charged per coordinate.
 
-    tensors: (name, where in the vector).  std = 0 (a run without noise) is proved by all values being exactly 0.
+    tensors: (name, where in the vector); parts: likewise, what each of several processes releases, of which any two are compared.
+    std = 0 (a run without noise) is proved by all values being exactly 0.
     charged: for correlated noise, the noise that each step is charged for; std is then that of the white noise it is made of, at step 0.
     It is driven for at least bands + 2 steps, so that every coefficient of the noising filter shows.
     """
@@ -118,9 +120,10 @@ def noise_receipt(
     steps = max(steps, whiten.bands + 2) if whiten else steps
     lags = {k: _Correlation() for k in range(2, 1 + min(whiten.bands, steps - 1))} if whiten else {}
     rms, mean, fourth, lag, neighbours = _Moment(2), _Moment(1), _Moment(4), _Correlation(), _Correlation()
-    squares = {name: _Moment(2) for name, _ in tensors}
+    squares = {name: _Moment(2) for name, _ in (*tensors, *parts)}
     by_size = sorted(tensors, key=lambda t: t[1].stop - t[1].start)
     pairs = {(a[0], b[0]): (a[1], b[1], _Correlation()) for order in (tensors, by_size) for a, b in pairwise(order)}
+    pairs |= {(a[0], b[0]): (a[1], b[1], _Correlation()) for a, b in combinations(parts, 2)}
     previous: Tensor | None = None
     for step in range(steps):
         x = release(step).detach().double()
@@ -133,7 +136,7 @@ def noise_receipt(
         for k, correlation in lags.items():
             if whiten and k <= step:
                 correlation.add(whiten.z[k - 1].double(), x)
-        for name, where in tensors:
+        for name, where in (*tensors, *parts):
             squares[name].add(x[where])
         for a, b, correlation in pairs.values():
             shorter = min(a.stop - a.start, b.stop - b.start)

@@ -105,7 +105,11 @@ class Optimizer:
     @property
     def scale(self) -> Tensor | None:
         """By what the next step's gradients are to be multiplied before the clip, Tensor[d]; None: not at all."""
-        return self.scaling.scale(self.scaling_state) if self.scaling else None
+        return self.scale_of(self.scaling_state)
+
+    def scale_of(self, state: dict[str, Tensor]) -> Tensor | None:
+        """`scale` by the state of the whole vector, of which this may hold a slice."""
+        return self.scaling.scale(state) if self.scaling else None
 
     @property
     def theta_bar(self) -> Tensor | None:
