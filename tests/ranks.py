@@ -67,8 +67,9 @@ def free_port():
 
 
 def network(dtype):
+    """5,010 parameters: the noise receipt takes 10 steps."""
     torch.manual_seed(3)
-    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 6 * 6, 4)).to(dtype)
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.Tanh(), nn.Flatten(), nn.Linear(108, 44), nn.Linear(44, 4)).to(dtype)
 
 
 def rows(dtype):

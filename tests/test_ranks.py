@@ -144,7 +144,7 @@ def test_model_and_keys_are_the_first_ones(two):
 
 
 def test_noise_that_two_processes_share_is_no_proof(two):
-    """Slices of 229 coordinates that carry the same noise, 64 steps: the correlation of 1 is seen at any sample size."""
+    """Slices of 2,505 coordinates that carry the same noise, 10 steps: the correlation of 1 is seen at any sample size."""
     for rank in two:
         assert "correlation of process 0 with process 1" in rank["faulty"]
 
