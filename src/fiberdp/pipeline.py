@@ -22,38 +22,21 @@ if TYPE_CHECKING:
     from fiberdp.sampling.source import Source
 
 
-class Pipeline:
-    """One plan over one model and data set.  micro_batch_size: how many examples the engine sees at a time; changes no result."""
+class Gate:
+    """Where a clipped sum becomes a release: the plan's mechanism, its noise from the run's keys, and what correlated noise remembers."""
 
-    def __init__(self, plan: Plan, flat: FlatParameters, engine: Any, source: Source, keys: Keys, micro_batch_size: int) -> None:
+    def __init__(self, plan: Plan, flat: FlatParameters, keys: Keys) -> None:
         self.plan = plan
         self.flat = flat
-        self.engine = engine
-        self.source = source
         self.keys = keys
-        self.micro_batch_size = micro_batch_size
         self.mechanism = plan.mechanism
         self.noise_memory: dict[str, Tensor] = self.mechanism.init(flat.theta)
         """Of correlated noise, for the next step; secret.  {} for white noise."""
 
-    def release(self, step: int, d: Tensor | None, scale: Tensor | None = None, *, tap: Tap | None = None) -> Release:
-        """g_t of this step.  d is d_{t-1}, None at the first step.  scale: from releases alone, see `scaling/`."""
-        indices = self.plan.sampler.indices(self.keys.stream("data"), step)
-        clipped = self._clipped_sum(self.source.take, indices, step, d, scale, loss_scale=1.0, tap=tap)
-        release = self._open_gate(clipped, "noise", step, self.noise_memory)
-        return release if scale is None else replace(release, scale=scale)
-
-    def release_of_nothing(self, step: int, d: Tensor | None, memory: dict[str, Tensor] | None = None) -> Release:
-        """The same pipeline on blank examples with every loss multiplied by 0, on the receipt's own noise stream: noise alone.
-
-        Touches no data.  The number of blank examples is drawn as the run draws its batches, from the receipt's sampling.
-        memory: the noise memory of the receipt's own steps, from `mechanism.init`; the run's is left alone.
-        """
-        indices = self.plan.sampler.indices(self.keys.stream("data"), step)
-        row = self.source.take(torch.tensor([len(self.source) - 1]))  # the shortest, of rows in order of their length
-        scale = torch.linspace(0.5, 2, self.flat.numel, device=self.flat.theta.device) if self.plan.method.scaling.name != "none" else None
-        clipped = self._clipped_sum(lambda part: _tree.zeros(row, len(part)), indices, step, d, scale, loss_scale=0.0, tap=None)
-        return self._open_gate(clipped, "receipt", step, memory or {})
+    def made_up_scale(self) -> Tensor | None:
+        """A scale for the receipt, which has no releases to make one of: as wide as real ones, None if the method does not scale."""
+        theta = self.flat.theta
+        return torch.linspace(0.5, 2, len(theta), device=theta.device) if self.plan.method.scaling.name != "none" else None
 
     def secret_noise(self, step: int, memory: dict[str, Tensor]) -> Tensor:
         """w_t, what the gate adds to the average gradient at `step`, made again.  SECRET: with it, the noise can be taken off the release.
@@ -76,6 +59,35 @@ class Pipeline:
 
     def _open_gate(self, clipped: ClippedSum, stream: str, step: int, memory: dict[str, Tensor]) -> Release:
         return self.mechanism.release(clipped, self.keys.stream(stream), step, *([memory] if memory else []))
+
+
+class Pipeline(Gate):
+    """One plan over one model and data set.  micro_batch_size: how many examples the engine sees at a time; changes no result."""
+
+    def __init__(self, plan: Plan, flat: FlatParameters, engine: Any, source: Source, keys: Keys, micro_batch_size: int) -> None:
+        super().__init__(plan, flat, keys)
+        self.engine = engine
+        self.source = source
+        self.micro_batch_size = micro_batch_size
+
+    def release(self, step: int, d: Tensor | None, scale: Tensor | None = None, *, tap: Tap | None = None) -> Release:
+        """g_t of this step.  d is d_{t-1}, None at the first step.  scale: from releases alone, see `scaling/`."""
+        indices = self.plan.sampler.indices(self.keys.stream("data"), step)
+        clipped = self._clipped_sum(self.source.take, indices, step, d, scale, loss_scale=1.0, tap=tap)
+        release = self._open_gate(clipped, "noise", step, self.noise_memory)
+        return release if scale is None else replace(release, scale=scale)
+
+    def release_of_nothing(self, step: int, d: Tensor | None, memory: dict[str, Tensor] | None = None) -> Release:
+        """The same pipeline on blank examples with every loss multiplied by 0, on the receipt's own noise stream: noise alone.
+
+        Touches no data.  The number of blank examples is drawn as the run draws its batches, from the receipt's sampling.
+        memory: the noise memory of the receipt's own steps, from `mechanism.init`; the run's is left alone.
+        """
+        indices = self.plan.sampler.indices(self.keys.stream("data"), step)
+        row = self.source.take(torch.tensor([len(self.source) - 1]))  # the shortest, of rows in order of their length
+        scale = self.made_up_scale()
+        clipped = self._clipped_sum(lambda part: _tree.zeros(row, len(part)), indices, step, d, scale, loss_scale=0.0, tap=None)
+        return self._open_gate(clipped, "receipt", step, memory or {})
 
     def _clipped_sum(
         self, take: Any, indices: Tensor, step: int, d: Tensor | None, scale: Tensor | None, *, loss_scale: float, tap: Tap | None

@@ -36,7 +36,86 @@ class Step:
     lr: float
 
 
-class Run:
+class Steps:
+    """Charge, release, update: what every way of training a plan shares.  Iterate to take all steps; `model` then holds the result.
+
+    pipeline: whatever has `release` and `release_of_nothing`; see `fiberdp.pipeline.Pipeline`.
+    """
+
+    def __init__(self, plan: Plan, model: nn.Module, flat: FlatParameters, pipeline: Any, ledger: str | None) -> None:
+        self.plan = plan
+        self.model = model
+        self.flat = flat
+        self.keys: Keys = pipeline.keys
+        self.pipeline = pipeline
+        self.optimizer = Optimizer(
+            self.flat.theta,
+            filter=plan.method.filter,
+            calibration=plan.method.calibration,
+            update=plan.method.update,
+            schedule=plan.method.schedule,
+            averaging=plan.method.averaging,
+            scaling=plan.method.scaling,
+            steps=plan.steps,
+            groups=self.flat.groups(),
+        )
+        self.ledger = Ledger(ledger, plan.terms)
+        self.receipt: Receipt | None = None
+        self.tap: Callable[[Tensor, Tensor], None] | None = None
+        self.heard: Callable[[Release], None] | None = None  # told every release before it is used: what an outsider may see
+
+    def prove(self) -> Receipt:
+        """Make the noise receipt (once), or raise ReceiptError if the noise is not what is charged.  Touches no data."""
+        if self.receipt is None:
+            d = torch.full_like(self.flat.theta, 1e-3)  # not zero, so that every probe is evaluated
+            memory = self.plan.mechanism.init(self.flat.theta)
+            noise = self.plan.charged_noise(0)
+            self.receipt = noise_receipt(
+                lambda step: self.pipeline.release_of_nothing(step, d, memory).value,
+                std=noise.std,
+                tensors=[(slot.name, slice(slot.start, slot.stop)) for slot in self.flat.slots],
+                steps=receipt_steps(self.flat.numel),
+                charged=None if noise.white else self.plan.charged_noise,
+            )
+        return self.receipt.require()
+
+    def __iter__(self) -> Iterator[Step]:
+        """Train from where the run stands to its last step."""
+        while self.optimizer.t < self.plan.steps:
+            yield self.step()
+
+    def step(self, lr: float | None = None) -> Step:
+        """One logical step: charge, release, update.  Raises ReceiptError at the first if the noise is not proved.
+
+        lr: the learning rate of this step, where something else than the plan's schedule decides it.
+        """
+        if self.optimizer.t >= self.plan.steps:
+            raise ValueError(
+                f"step {self.optimizer.t} of a plan of {self.plan.steps} steps: a run ends with its plan, because its "
+                "epsilon was calibrated for those steps. Make a plan with more steps."
+            )
+        self.flat.check()
+        check_model(self.model)  # a BatchNorm may have been switched back to training mode by model.train()
+        self.prove()
+        t, lr = self.optimizer.t, self.optimizer.lr if lr is None else lr
+        self.charge(t)
+        release = self.pipeline.release(t, self.optimizer.d, self.optimizer.scale, tap=self.tap)
+        if self.heard:
+            self.heard(release)
+        self.optimizer.step(release, lr)
+        return Step(t, lr)
+
+    def charge(self, t: int) -> None:
+        """Put step t into the ledger, durably; with it, where fsync takes long, steps that follow for certain."""
+        self.ledger.spend(t, self.plan.event(t), (self.plan.event(later) for later in range(t + 1, self.plan.steps)))
+
+    @property
+    def epsilon(self) -> float:
+        """epsilon of the steps taken so far, from the ledger alone."""
+        return self.plan.price(self.ledger.event(self.optimizer.t))
+
+
+class Run(Steps):
     """A plan joined with a model, a loss and data.  Iterate to train; `model` then holds the result.
 
     model: its trainable parameters become views into one vector (see `FlatParameters`); nothing else of it changes.
@@ -77,86 +156,25 @@ class Run:
             )
         check_model(model)
         warn_of_dropout(model)
-        self.plan = plan
-        self.model = model
         self.source = source
-        self.keys = keys or Keys.secret()
-        self.flat = FlatParameters(model)
+        keys, flat = keys or Keys.secret(), FlatParameters(model)
         augmentation = plan.method.augmentation
         exact = Loss(model, loss_fn, augmentation.multiplicity)
         row = source.take(torch.zeros(1, dtype=torch.int64))  # read for its structure only
-        check_loss(exact, self.flat.views(self.flat.theta), row)
-        check_independent(exact, self.flat, row)
+        check_loss(exact, flat.views(flat.theta), row)
+        check_independent(exact, flat, row)
         probes = plan.method.observation.probes()
         loss = Loss(model, loss_fn, augmentation.multiplicity, precision)
-        self.engine = faster(self.flat, loss, row, probes, plan.batch_size) if engine == "auto" else engine
-        worker = ENGINES[self.engine](self.flat, loss)
+        self.engine = faster(flat, loss, row, probes, plan.batch_size) if engine == "auto" else engine
+        worker = ENGINES[self.engine](flat, loss)
         # once on blank examples, so that what the engine cannot do is refused here and not in mid-run
         uniforms = torch.zeros(2, augmentation.multiplicity, augmentation.draws)
-        blank = augmentation.apply(_tree.to(_tree.zeros(row, 2), self.flat.theta.device), uniforms)
-        worker.clipped_sum(probes, torch.zeros_like(self.flat.theta), blank, plan.clip, seed=0, loss_scale=0.0)
+        blank = augmentation.apply(_tree.to(_tree.zeros(row, 2), flat.theta.device), uniforms)
+        worker.clipped_sum(probes, torch.zeros_like(flat.theta), blank, plan.clip, seed=0, loss_scale=0.0)
         if self.engine == "ghost":
-            prove(worker if precision == "float32" else ENGINES[self.engine](self.flat, exact), exact, row, probes)
+            prove(worker if precision == "float32" else ENGINES[self.engine](flat, exact), exact, row, probes)
         # asked even if one is given: the engine's memory budget follows from it, and with it the last bits of a resumed run
         fitting = worker.micro_batch_size(row, len(probes), plan.batch_size)
         micro_batch_size = fitting if micro_batch_size is None else micro_batch_size
         _validate.count("micro_batch_size", micro_batch_size, why="It is how many examples are in memory at a time.")
-        self.pipeline = Pipeline(plan, self.flat, worker, source, self.keys, micro_batch_size)
-        self.optimizer = Optimizer(
-            self.flat.theta,
-            filter=plan.method.filter,
-            calibration=plan.method.calibration,
-            update=plan.method.update,
-            schedule=plan.method.schedule,
-            averaging=plan.method.averaging,
-            scaling=plan.method.scaling,
-            steps=plan.steps,
-            groups=self.flat.groups(),
-        )
-        self.ledger = Ledger(ledger, plan.terms)
-        self.receipt: Receipt | None = None
-        self.tap: Callable[[Tensor, Tensor], None] | None = None
-        self.heard: Callable[[Release], None] | None = None  # told every release before it is used: what an outsider may see
-
-    def prove(self) -> Receipt:
-        """Make the noise receipt (once), or raise ReceiptError if the noise is not what is charged.  Touches no data."""
-        if self.receipt is None:
-            d = torch.full_like(self.flat.theta, 1e-3)  # not zero, so that every probe is evaluated
-            memory = self.plan.mechanism.init(self.flat.theta)
-            noise = self.plan.charged_noise(0)
-            self.receipt = noise_receipt(
-                lambda step: self.pipeline.release_of_nothing(step, d, memory).value,
-                std=noise.std,
-                tensors=[(slot.name, slice(slot.start, slot.stop)) for slot in self.flat.slots],
-                steps=receipt_steps(self.flat.numel),
-                charged=None if noise.white else self.plan.charged_noise,
-            )
-        return self.receipt.require()
-
-    def __iter__(self) -> Iterator[Step]:
-        """Train from where the run stands to its last step."""
-        while self.optimizer.t < self.plan.steps:
-            yield self.step()
-
-    def step(self) -> Step:
-        """One logical step: charge, release, update.  Raises ReceiptError at the first if the noise is not proved."""
-        if self.optimizer.t >= self.plan.steps:
-            raise ValueError(
-                f"step {self.optimizer.t} of a plan of {self.plan.steps} steps: a run ends with its plan, because its "
-                "epsilon was calibrated for those steps. Make a plan with more steps."
-            )
-        self.flat.check()
-        check_model(self.model)  # a BatchNorm may have been switched back to training mode by model.train()
-        self.prove()
-        t, lr = self.optimizer.t, self.optimizer.lr
-        self.ledger.spend(t, self.plan.event(t), (self.plan.event(later) for later in range(t + 1, self.plan.steps)))
-        release = self.pipeline.release(t, self.optimizer.d, self.optimizer.scale, tap=self.tap)
-        if self.heard:
-            self.heard(release)
-        self.optimizer.step(release)
-        return Step(t, lr)
-
-    @property
-    def epsilon(self) -> float:
-        """epsilon of the steps taken so far, from the ledger alone."""
-        return self.plan.price(self.ledger.event(self.optimizer.t))
+        super().__init__(plan, model, flat, Pipeline(plan, flat, worker, source, keys, micro_batch_size), ledger)
