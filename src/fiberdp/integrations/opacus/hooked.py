@@ -22,6 +22,9 @@ from fiberdp.flat import FlatParameters
 from fiberdp.integrations.opacus.call import CallLoss
 from fiberdp.types import ClippedSum, Probe
 
+Pass = tuple[float, dict[str, Tensor]]
+"""The weight of a point, and the per-example gradients there."""
+
 
 class Position:
     """Where theta stands: at home or at an evaluation point."""
@@ -82,7 +85,7 @@ class HooksEngine:
         rows = _tree.rows(batch)
         if rows == 0:
             return ClippedSum(torch.zeros_like(self.flat.theta) if out is None else out, clip.sensitivity)
-        u: dict[str, Tensor] = {}
+        passes: list[Pass] = []
         try:
             for i, (weight, point) in enumerate(points(self.position.home, d, probes)):
                 if i == 0 and first is not None:
@@ -93,17 +96,18 @@ class HooksEngine:
                     with random_state(seed, point.device), torch.enable_grad():  # the same dropout masks at every point
                         losses = self.loss(self.flat.module, batch)
                 (losses.sum() * loss_scale).backward()
-                self.take(u, weight, rows)
+                passes.append((weight, self.take(rows)))
         finally:
             self.position.back()
             self.forget()
-        return self.clipped(u, clip, scale, out)
+        return self.clipped(combined(passes), clip, scale, out)
 
-    def take(self, u: dict[str, Tensor], weight: float, rows: int) -> None:
-        """u += weight p.grad_sample, which is taken off the parameters together with the raw gradient.
+    def take(self, rows: int) -> dict[str, Tensor]:
+        """p.grad_sample of every parameter that was used, [b, *shape], taken off the parameters together with the raw gradient.
 
         Raises ValueError if a parameter has a gradient and no per-example one, or gradients of another number of examples.
         """
+        found: dict[str, Tensor] = {}
         for name, p in self._parameters.items():
             g, p.grad_sample = getattr(p, "grad_sample", None), None  # pyright: ignore
             if g is None and p.grad is not None:
@@ -119,11 +123,8 @@ class HooksEngine:
                     f"parameter {name} has per-example gradients of more than one pass, or not of {rows} examples: one forward and one "
                     "backward pass belong to one step. For smaller batches in memory use BatchMemoryManager."
                 )
-            g = g.to(p.dtype)
-            if name in u:
-                u[name].add_(g, alpha=weight)
-            else:
-                u[name] = g if weight == 1 else g * weight
+            found[name] = g.to(p.dtype)
+        return found
 
     def clipped(self, u: dict[str, Tensor], clip: Clip, scale: Tensor | None, out: Tensor | None) -> ClippedSum:
         """The clipped sum of the observations u, [b, *shape] a parameter."""
@@ -145,3 +146,15 @@ class HooksEngine:
             if module.__dict__.get("activations"):
                 module.activations.clear()  # pyright: ignore
             module.__dict__.pop("max_batch_len", None)
+
+
+def combined(passes: list[Pass]) -> dict[str, Tensor]:
+    """Sum_k w_k g_k per parameter, in the memory that Opacus made for each alone; two weights that add up to 1 take one pass over it."""
+    (first, u), *others = passes or [(1.0, {})]
+    if len(others) == 1 and u.keys() == others[0][1].keys() and abs(first + others[0][0] - 1) < 1e-12:
+        weight, g = others[0]
+        return {name: u[name].lerp_(g[name], weight) for name in u}
+    u = u if first == 1 else {name: g.mul_(first) for name, g in u.items()}
+    for weight, g in others:
+        u = u | {name: u[name].add_(g[name], alpha=weight) if name in u else g[name].mul_(weight) for name in g}
+    return u

@@ -23,7 +23,7 @@ from fiberdp.engines.loss import random_state
 from fiberdp.engines.points import points
 from fiberdp.flat import FlatParameters
 from fiberdp.integrations.opacus.call import OUTPUT, Call, CallLoss
-from fiberdp.integrations.opacus.hooked import HooksEngine
+from fiberdp.integrations.opacus.hooked import HooksEngine, Pass, combined
 from fiberdp.types import ClippedSum
 
 if TYPE_CHECKING:
@@ -240,41 +240,39 @@ class HookedTape(Tape):
         u: dict[str, Tensor] = {}
         if self._pass.rows:
             self._require_backward()
-            self.engine.take(u, 1.0, self._pass.rows)
+            u = self.engine.take(self._pass.rows)
         self.engine.forget()
         return self.engine.clipped(u, self.steps.plan.clip, self.steps.optimizer.scale, None)
 
     def observe(self, closure: Callable[[], Any]) -> Any:
         """Evaluate closure() (zero_grad, model, loss, backward) at every point of the method; returns what it returned first."""
-        results: list[Any] = []
-
-        def evaluated(point: Tensor) -> None:
-            self.engine.position.go(point)
-            with torch.enable_grad():
-                results.append(closure())
-            if self._pass is None:
-                raise ValueError("closure: it made no training pass of the model: it must call model, loss and backward. Put them into it.")
-
         where = points(self.engine.position.home, self.steps.optimizer.d, self._probes)
-        now, u, rows = self.steps.optimizer, {}, []
+        now, results, rows = self.steps.optimizer, [], []
+        passes: list[Pass] = []
         self._observing = True
         try:
             for weight, point in where:
                 self._pass = self._sum = None
-                evaluated(point)
-                assert self._pass is not None
-                rows.append(self._pass.rows)
+                self.engine.position.go(point)
+                with torch.enable_grad():
+                    results.append(closure())
+                rows.append(self._rows_of_closure())
                 if rows[-1]:
                     self._require_backward()
-                    self.engine.take(u, weight, rows[-1])
+                    passes.append((weight, self.engine.take(rows[-1])))
         finally:
             self._observing = False
             self.engine.position.back()
             self.engine.forget()
         if len(set(rows)) > 1:
             raise ValueError("closure: another batch at another point: it must see the same examples each time. Draw the batch outside.")
-        self._sum = self.engine.clipped(u, self.steps.plan.clip, now.scale, None)
+        self._sum = self.engine.clipped(combined(passes), self.steps.plan.clip, now.scale, None)
         return results[0]
+
+    def _rows_of_closure(self) -> int:
+        if self._pass is None:
+            raise ValueError("closure: it made no training pass of the model: it must call model, loss and backward. Put them into it.")
+        return self._pass.rows
 
     def _require_backward(self) -> None:
         if all(getattr(p, "grad_sample", None) is None and p.grad is None for p in self.engine._parameters.values()):
