@@ -781,3 +781,37 @@ def test_workers_draw_the_same_batches():
     model, optimizer, criterion, batches, user = private("dp-sgd", "ghost", loader=loader)
     train(model, optimizer, criterion, batches)
     assert_same(vector(user), vector(plain().model))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_copy_or_a_file_of_the_module_holds_no_keys(mode):
+    model, optimizer, criterion, loader, user = private("fiber", mode)
+    train(model, optimizer, criterion, loader, steps=2)
+    for module in (model, user):
+        stream = io.BytesIO()
+        if mode != "functorch":  # Opacus keeps functions there that cannot be written
+            torch.save(module, stream)
+        assert KEYS.key not in stream.getvalue()
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin.eval()(WIDE[0].float()), model.eval()(WIDE[0].float()))
+    model.train()
+    train(model, optimizer, criterion, loader)  # and the copy's pass was not this run's
+    assert len(optimizer.ledger) == 6
+
+
+def test_a_model_that_opacus_refuses_may_be_trained_in_mode_ghost():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(4)
+            self.attention, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(36, 4)
+
+        def forward(self, x):
+            x = x.squeeze(1)
+            return self.head(self.attention(x, x, x, need_weights=False)[0].flatten(1))
+
+    assert refused(model=Attention()).startswith("module: Opacus refuses it: ")
+    model = Attention()
+    wrapped, optimizer, criterion, loader, _ = private("fiber", "ghost", model=model)
+    train(wrapped, optimizer, criterion, loader)
+    assert_same(vector(model), vector(plain("fiber", Attention()).model), vector(Attention()))

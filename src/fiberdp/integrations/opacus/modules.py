@@ -11,31 +11,30 @@ from torch import nn
 from fiberdp.integrations.opacus.tape import Tape
 
 
-class HookedModule(GradSampleModule):
+class _Taped(AbstractGradSampleModule):
+    tape: Tape | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.tape is None:
+            return self._module(*args, **kwargs)
+        if self.training and torch.is_grad_enabled():
+            return self.tape.forward(args, kwargs)
+        return self.tape.evaluate(args, kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the tape: a copy, or a file of the whole module, holds no keys, and is a module like any other."""
+        return {name: value for name, value in self.__dict__.items() if name != "tape"}
+
+
+class HookedModule(_Taped, GradSampleModule):
     """Per-example gradients by Opacus's hooks, or by functorch for every layer (force_functorch)."""
 
-    tape: Tape
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return _forward(self, args, kwargs)
-
-
-class GhostModule(AbstractGradSampleModule):
+class GhostModule(_Taped):
     """No hooks: the engine evaluates the remembered batch."""
-
-    tape: Tape
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return _forward(self, args, kwargs)
 
     def remove_hooks(self) -> None:
         """There are none."""
-
-
-def _forward(module: HookedModule | GhostModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if module.training and torch.is_grad_enabled():
-        return module.tape.forward(args, kwargs)
-    return module.tape.evaluate(args, kwargs)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from fiberdp import _validate
 from fiberdp._random import Keys
 from fiberdp.augmentation import NoAugmentation
-from fiberdp.engines import GhostEngine, Loss, check_model
+from fiberdp.engines import GhostEngine, Loss, check_model, warn_of_dropout
 from fiberdp.flat import FlatParameters
 from fiberdp.integrations.opacus.call import CallLoss
 from fiberdp.integrations.opacus.hooked import HooksEngine
@@ -105,7 +105,7 @@ def _private(
         )
     optimizer = optimizer.original_optimizer if isinstance(optimizer, DPOptimizer) else optimizer
     user = unwrapped(module)
-    _check_module(user, optimizer)
+    _check_module(user, optimizer, mode)
     chosen = method if isinstance(method, Method) else method_named(_validate.choice("method", method, tuple(METHODS)))
     if not isinstance(chosen.augmentation, NoAugmentation):
         raise ValueError(
@@ -134,7 +134,13 @@ def _wired(
     else:
         loss = CallLoss(criterion)
         reduction = "mean" if criterion is None else "sum"  # of the loop's own loss, or of ours
-        wrapped = HookedModule(user, loss_reduction=reduction, force_functorch=mode == "functorch")
+        try:
+            wrapped = HookedModule(user, loss_reduction=reduction, force_functorch=mode == "functorch")
+        except NotImplementedError as error:
+            raise ValueError(
+                f"module: Opacus's hooks refuse it ({' '.join(str(error).split())}): every layer that is trained needs per-example "
+                "gradients. Use grad_sample_mode='ghost'."
+            ) from error
         wrapped.forbid_grad_accumulation()
         tape = HookedTape(flat, loss, HooksEngine(flat, loss, wrapped))
     wrapped.tape = tape
@@ -186,9 +192,10 @@ def _options(options: dict[str, Any], clip_norm: Any) -> tuple[Keys, str | None,
     return keys or (Keys.secret() if seed is None else Keys.seeded(seed)), ledger, mode, clip
 
 
-def _check_module(user: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _check_module(user: nn.Module, optimizer: torch.optim.Optimizer, mode: str) -> None:
     check_model(user)
-    if errors := ModuleValidator.validate(user, strict=False):
+    warn_of_dropout(user)
+    if mode != "ghost" and (errors := ModuleValidator.validate(user, strict=False)):
         raise ValueError(f"module: Opacus refuses it: {' '.join(str(errors[0]).split())}")
     trained = [p for p in user.parameters() if p.requires_grad]
     held = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
