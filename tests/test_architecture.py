@@ -85,6 +85,12 @@ def test_only_the_command_line_imports_the_report():
             assert "fiberdp.report" not in path.read_text(), path
 
 
+def test_nothing_below_the_integrations_imports_them():
+    for path in ROOT.rglob("*.py"):
+        if path.relative_to(ROOT).parts[0] != "integrations":
+            assert "fiberdp.integrations" not in path.read_text(), path
+
+
 def test_no_print_in_the_library():
     """Only the command line prints (ruff's T20 says so too); and nothing swallows every exception."""
     for path in ROOT.rglob("*.py"):
@@ -99,10 +105,10 @@ def test_no_print_in_the_library():
 @pytest.mark.parametrize(
     ("statement", "never"),
     [
-        ("import fiberdp", ("torch", "dp_accounting", "datasets", "matplotlib", "transformers")),
+        ("import fiberdp", ("torch", "dp_accounting", "datasets", "matplotlib", "transformers", "opacus")),
         ("import fiberdp.cli", ("torch", "dp_accounting", "datasets", "matplotlib", "transformers")),
         ("import fiberdp.accounting, fiberdp.sampling", ("torch", "datasets")),
-        ("import fiberdp.experiment", ("datasets", "sklearn", "PIL", "matplotlib", "transformers")),
+        ("import fiberdp.experiment", ("datasets", "sklearn", "PIL", "matplotlib", "transformers", "opacus")),
         ("import fiberdp.report", ("datasets", "sklearn", "PIL", "matplotlib", "transformers", "tensorboard", "dp_accounting")),
     ],
 )

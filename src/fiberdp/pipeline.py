@@ -12,37 +12,75 @@ import torch
 from torch import Tensor
 
 from fiberdp import _tree
+from fiberdp._ranks import Ranks
 from fiberdp.types import ClippedSum, Release
 
 if TYPE_CHECKING:
     from fiberdp._random import Keys
-    from fiberdp._ranks import Ranks
     from fiberdp.engines.sums import Tap
     from fiberdp.flat import FlatParameters
     from fiberdp.planning import Plan
     from fiberdp.sampling.source import Source
 
 
-class Pipeline:
-    """One plan over one model and data set.  micro_batch_size: how many examples the engine sees at a time; changes no result.
+class Gate:
+    """Where a clipped sum becomes a release: the plan's mechanism, its noise from the run's keys, and what correlated noise remembers.
 
     ranks: the processes that share the work.  What is released here is then this process's slice of the vector, `own`.
     """
 
-    def __init__(
-        self, plan: Plan, flat: FlatParameters, engine: Any, source: Source, keys: Keys, micro_batch_size: int, ranks: Ranks
-    ) -> None:
+    def __init__(self, plan: Plan, flat: FlatParameters, keys: Keys, ranks: Ranks | None = None) -> None:
         self.plan = plan
         self.flat = flat
-        self.engine = engine
-        self.source = source
         self.keys = keys
-        self.micro_batch_size = micro_batch_size
-        self.ranks = ranks
-        self.own = ranks.own(flat.numel)
         self.mechanism = plan.mechanism
+        self.ranks = ranks or Ranks()
+        self.own = self.ranks.own(flat.numel)
         self.noise_memory: dict[str, Tensor] = self.mechanism.init(flat.theta[self.own])
         """Of correlated noise, for the next step; secret.  {} for white noise."""
+
+    def made_up_scale(self) -> Tensor | None:
+        """A scale for the receipt, which has no releases to make one of: as wide as real ones, None if the method does not scale."""
+        theta = self.flat.theta
+        return torch.linspace(0.5, 2, len(theta), device=theta.device) if self.plan.method.scaling.name != "none" else None
+
+    def secret_noise(self, step: int, memory: dict[str, Tensor]) -> Tensor:
+        """w_t, what the gate adds to the average gradient at `step`, made again.  SECRET: with it, the noise can be taken off the release.
+
+        memory: from `mechanism.init`, carried from step 0 on by its caller; the run's own is left alone.
+        """
+        return self._open_gate(self._own(torch.zeros_like(self.flat.theta[self.own])), "noise", step, memory).value
+
+    def load_noise_memory(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from a copy of `noise_memory` as it was before a step.  Raises ValueError if it is another mechanism's."""
+        shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+        expected = {name: tuple(t.shape) for name, t in self.noise_memory.items()}
+        if shapes != expected:
+            raise ValueError(
+                f"noise memory {shapes}: this plan's is {expected}, because each step's noise continues the last one's. Load the "
+                "checkpoint of the same plan."
+            )
+        for name, held in self.noise_memory.items():
+            held.copy_(tensors[name])
+
+    def _own(self, total: Tensor) -> ClippedSum:
+        """This process's slice of a clipped sum."""
+        return ClippedSum(total, self.plan.clip.sensitivity, self.own.start, self.flat.numel)
+
+    def _open_gate(self, clipped: ClippedSum, stream: str, step: int, memory: dict[str, Tensor]) -> Release:
+        return self.mechanism.release(clipped, self.keys.stream(stream), step, *([memory] if memory else []))
+
+
+class Pipeline(Gate):
+    """One plan over one model and data set.  micro_batch_size: how many examples the engine sees at a time; changes no result."""
+
+    def __init__(
+        self, plan: Plan, flat: FlatParameters, engine: Any, source: Source, keys: Keys, micro_batch_size: int, ranks: Ranks | None = None
+    ) -> None:
+        super().__init__(plan, flat, keys, ranks)
+        self.engine = engine
+        self.source = source
+        self.micro_batch_size = micro_batch_size
 
     def release(self, step: int, d: Tensor | None, scale: Tensor | None = None, *, tap: Tap | None = None) -> Release:
         """g_t of this step.  d is d_{t-1}, None at the first step.  scale: from releases alone, see `scaling/`.  Both are whole."""
@@ -59,33 +97,9 @@ class Pipeline:
         """
         indices = self.plan.sampler.indices(self.keys.stream("data"), step)
         row = self.source.take(torch.tensor([len(self.source) - 1]))  # the shortest, of rows in order of their length
-        scale = torch.linspace(0.5, 2, self.flat.numel, device=self.flat.theta.device) if self.plan.method.scaling.name != "none" else None
+        scale = self.made_up_scale()
         clipped = self._clipped_sum(lambda part: _tree.zeros(row, len(part)), indices, step, d, scale, loss_scale=0.0, tap=None)
         return self._open_gate(clipped, "receipt", step, memory or {})
-
-    def secret_noise(self, step: int, memory: dict[str, Tensor]) -> Tensor:
-        """w_t, what the gate adds to the average gradient at `step`, made again.  SECRET: with it, the noise can be taken off the release.
-
-        memory: from `mechanism.init`, carried from step 0 on by its caller; the run's own is left alone.
-        """
-        nothing = torch.zeros_like(self.flat.theta[self.own])
-        clipped = ClippedSum(nothing, self.plan.clip.sensitivity, self.own.start, self.flat.numel)
-        return self._open_gate(clipped, "noise", step, memory).value
-
-    def load_noise_memory(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from a copy of `noise_memory` as it was before a step.  Raises ValueError if it is another mechanism's."""
-        shapes = {name: tuple(t.shape) for name, t in tensors.items()}
-        expected = {name: tuple(t.shape) for name, t in self.noise_memory.items()}
-        if shapes != expected:
-            raise ValueError(
-                f"noise memory {shapes}: this plan's is {expected}, because each step's noise continues the last one's. Load the "
-                "checkpoint of the same plan."
-            )
-        for name, held in self.noise_memory.items():
-            held.copy_(tensors[name])
-
-    def _open_gate(self, clipped: ClippedSum, stream: str, step: int, memory: dict[str, Tensor]) -> Release:
-        return self.mechanism.release(clipped, self.keys.stream(stream), step, *([memory] if memory else []))
 
     def _clipped_sum(
         self, take: Any, indices: Tensor, step: int, d: Tensor | None, scale: Tensor | None, *, loss_scale: float, tap: Tap | None
@@ -102,7 +116,7 @@ class Pipeline:
             )
             total = clipped.total
         assert total is not None  # an empty batch is one empty part
-        return ClippedSum(self.ranks.reduce(total), clip.sensitivity, self.own.start, self.flat.numel)
+        return self._own(self.ranks.reduce(total))
 
     def _augmented(self, batch: Any, step: int, first: int, count: int) -> Any:
         """The copies of examples [first, first + count) of this step's batch: made once, so every probe sees the same."""

@@ -25,7 +25,7 @@ from fiberdp.flat import FlatParameters
 from fiberdp.optim import Optimizer
 from fiberdp.pipeline import Pipeline
 from fiberdp.planning import Plan
-from fiberdp.sampling.source import as_source
+from fiberdp.sampling.source import Source, as_source
 from fiberdp.types import Release
 
 
@@ -37,7 +37,146 @@ class Step:
     lr: float
 
 
-class Run:
+class Steps:
+    """Charge, release, update: what every way of training a plan shares.  Iterate to take all steps; `model` then holds the result.
+
+    pipeline: whatever has `release` and `release_of_nothing`; see `fiberdp.pipeline.Pipeline`.
+    """
+
+    def __init__(self, plan: Plan, model: nn.Module, flat: FlatParameters, pipeline: Any, ledger: str | None) -> None:
+        self.plan = plan
+        self.model = model
+        self.flat = flat
+        self.keys: Keys = pipeline.keys
+        self.pipeline = pipeline
+        self.ranks: Ranks = pipeline.ranks
+        self.optimizer = Optimizer(
+            self.flat.theta[pipeline.own],
+            filter=plan.method.filter,
+            calibration=plan.method.calibration,
+            update=plan.method.update,
+            schedule=plan.method.schedule,
+            averaging=plan.method.averaging,
+            scaling=plan.method.scaling,
+            steps=plan.steps,
+            groups=self.flat.groups(),
+        )
+        self.ledger = Ledger(ledger if self.ranks.first else None, plan.terms)
+        self._whole_d: Tensor | None = None  # of several processes, if a probe looks ahead
+        self._looks_ahead = any(probe.lookahead for probe in plan.method.observation.probes())
+        self.receipt: Receipt | None = None
+        self.tap: Callable[[Tensor, Tensor], None] | None = None
+        self.heard: Callable[[Release], None] | None = None  # told every release (of its slice) before it is used
+
+    def prove(self) -> Receipt:
+        """Make the noise receipt (once), or raise ReceiptError if the noise is not what is charged.  Touches no data."""
+        if self.receipt is None:
+            d = torch.full_like(self.flat.theta, 1e-3)  # not zero, so that every probe is evaluated
+            memory = self.plan.mechanism.init(self.flat.theta[self.pipeline.own])
+            slices = self.ranks.slices(self.flat.numel) if self.ranks.count > 1 else []
+            noise = self.plan.charged_noise(0)
+            self.receipt = noise_receipt(
+                lambda step: self.ranks.gather(self.pipeline.release_of_nothing(step, d, memory).value, self.flat.numel),
+                std=noise.std,
+                tensors=[(slot.name, slice(slot.start, slot.stop)) for slot in self.flat.slots],
+                parts=[(f"process {rank}", part) for rank, part in enumerate(slices)],
+                steps=receipt_steps(self.flat.numel),
+                charged=None if noise.white else self.plan.charged_noise,
+            )
+        return self.receipt.require()
+
+    def __iter__(self) -> Iterator[Step]:
+        """Train from where the run stands to its last step."""
+        while self.optimizer.t < self.plan.steps:
+            yield self.step()
+
+    def step(self, lr: float | None = None) -> Step:
+        """One logical step: charge, release, update.  Raises ReceiptError at the first if the noise is not proved.
+
+        lr: the learning rate of this step, where something else than the plan's schedule decides it.
+        """
+        if self.optimizer.t >= self.plan.steps:
+            raise ValueError(
+                f"step {self.optimizer.t} of a plan of {self.plan.steps} steps: a run ends with its plan, because its "
+                "epsilon was calibrated for those steps. Make a plan with more steps."
+            )
+        self.flat.check()
+        check_model(self.model)  # a BatchNorm may have been switched back to training mode by model.train()
+        self.prove()
+        t, lr = self.optimizer.t, self.optimizer.lr if lr is None else lr
+        self.charge(t)
+        release = self.pipeline.release(t, self.d, self.scale, tap=self.tap)
+        if self.heard:
+            self.heard(release)
+        self._update(release, lr)
+        return Step(t, lr)
+
+    def charge(self, t: int) -> None:
+        """Put step t into the ledger, durably; with it, where fsync takes long, steps that follow for certain."""
+        self.ledger.spend(t, self.plan.event(t), (self.plan.event(later) for later in range(t + 1, self.plan.steps)))
+
+    def _update(self, release: Release, lr: float) -> None:
+        if self.ranks.count == 1:
+            self.optimizer.step(release, lr)
+            return
+        with torch.no_grad():
+            theta = self.flat.theta
+            before = None
+            if self._looks_ahead:
+                before = theta.clone() if self._whole_d is None else self._whole_d.copy_(theta)
+            self.optimizer.step(release, lr)
+            self.ranks.spread(theta)
+            self._whole_d = None if before is None else torch.sub(theta, before, out=before)
+
+    @property
+    def d(self) -> Tensor | None:
+        """theta_t - theta_{t-1}, Tensor[d]; None before the first step, and in one of several processes if no probe needs it."""
+        return self.optimizer.d if self.ranks.count == 1 else self._whole_d
+
+    @property
+    def scale(self) -> Tensor | None:
+        """By what the next step's gradients are to be multiplied before the clip, Tensor[d]: a function of the whole vector."""
+        return self.optimizer.scale_of({name: self.ranks.gather(v, self.flat.numel) for name, v in self.optimizer.scaling_state.items()})
+
+    @property
+    def theta_bar(self) -> Tensor | None:
+        """The average of the weights, Tensor[d]; None without averaging."""
+        own = self.optimizer.theta_bar
+        return None if own is None else self.ranks.gather(own, self.flat.numel)
+
+    def clamp_mass(self) -> float | None:
+        """See `Optimizer.clamp_mass`."""
+        return self.optimizer.clamp_mass(self.ranks.sum)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Whole vectors by their symbols, the numbers of calibration and filter, and the memory of correlated noise as noise.…: SECRET.
+
+        With the step, the plan and the keys, all there is to resume, by any number of processes.
+        """
+        memory = {f"noise.{name}": t for name, t in self.pipeline.noise_memory.items()}
+        vectors = self.optimizer.vectors() | {name: t for name, t in memory.items() if t.dim()}
+        whole = {name: self.ranks.gather(t, self.flat.numel) for name, t in vectors.items()}
+        return self.optimizer.state_dict() | memory | whole
+
+    def load_state_dict(self, tensors: dict[str, Tensor], t: int) -> None:
+        """Continue from a copy of `state_dict()` as it was before step t.  Raises ValueError if it is another method's."""
+        own = self.pipeline.own
+        vectors = {name for name, v in tensors.items() if "." not in name or (name.startswith("noise.") and v.dim())}
+        part = {name: v[..., own] if name in vectors else v for name, v in tensors.items()}
+        memory = {name: v for name, v in part.items() if name.startswith("noise.")}
+        self.pipeline.load_noise_memory({name.removeprefix("noise."): v for name, v in memory.items()})
+        self.optimizer.load_state_dict({name: v for name, v in part.items() if name not in memory}, t)
+        if self.ranks.count > 1:
+            self.flat.theta.copy_(tensors["theta"])
+            self._whole_d = tensors["d"].to(self.flat.theta, copy=True) if t and self._looks_ahead else None
+
+    @property
+    def epsilon(self) -> float:
+        """epsilon of the steps taken so far, from the ledger alone."""
+        return self.plan.price(self.ledger.event(self.optimizer.t))
+
+
+class Run(Steps):
     """A plan joined with a model, a loss and data.  Iterate to train; `model` then holds the result.
 
     model: its trainable parameters become views into one vector (see `FlatParameters`); nothing else of it changes.
@@ -83,169 +222,45 @@ class Run:
             )
         check_model(model)
         warn_of_dropout(model)
-        self.plan = plan
-        self.model = model
         self.source = source
-        self.ranks = ranks = Ranks.joined()
-        self.keys = Keys.from_json(ranks.from_first((keys or Keys.secret()).to_json))
-        self.flat = FlatParameters(model)
+        ranks = Ranks.joined()
+        keys, flat = Keys.from_json(ranks.from_first((keys or Keys.secret()).to_json)), FlatParameters(model)
         augmentation = plan.method.augmentation
         exact = Loss(model, loss_fn, augmentation.multiplicity)
         row = source.take(torch.zeros(1, dtype=torch.int64))  # read for its structure only
-        check_loss(exact, self.flat.views(self.flat.theta), row)
-        check_independent(exact, self.flat, row)
+        check_loss(exact, flat.views(flat.theta), row)
+        check_independent(exact, flat, row)
         probes = plan.method.observation.probes()
         loss = Loss(model, loss_fn, augmentation.multiplicity, precision)
-        self.engine = ranks.from_first(lambda: faster(self.flat, loss, row, probes, plan.batch_size)) if engine == "auto" else engine
-        worker = ENGINES[self.engine](self.flat, loss)
+        self.engine = ranks.from_first(lambda: faster(flat, loss, row, probes, plan.batch_size)) if engine == "auto" else engine
+        worker = ENGINES[self.engine](flat, loss)
         # once on blank examples, so that what the engine cannot do is refused here and not in mid-run
         uniforms = torch.zeros(2, augmentation.multiplicity, augmentation.draws)
-        blank = augmentation.apply(_tree.to(_tree.zeros(row, 2), self.flat.theta.device), uniforms)
-        worker.clipped_sum(probes, torch.zeros_like(self.flat.theta), blank, plan.clip, seed=0, loss_scale=0.0)
+        blank = augmentation.apply(_tree.to(_tree.zeros(row, 2), flat.theta.device), uniforms)
+        worker.clipped_sum(probes, torch.zeros_like(flat.theta), blank, plan.clip, seed=0, loss_scale=0.0)
         if self.engine == "ghost":
-            prove(worker if precision == "float32" else ENGINES[self.engine](self.flat, exact), exact, row, probes)
+            prove(worker if precision == "float32" else ENGINES[self.engine](flat, exact), exact, row, probes)
         # asked even if one is given: the engine's memory budget follows from it, and with it the last bits of a resumed run
         fitting = worker.micro_batch_size(row, len(probes), plan.batch_size)
         micro_batch_size = ranks.from_first(lambda: fitting if micro_batch_size is None else micro_batch_size)
         _validate.count("micro_batch_size", micro_batch_size, why="It is how many examples are in memory at a time.")
-        self._alike()
-        self.pipeline = Pipeline(plan, self.flat, worker, source, self.keys, micro_batch_size, ranks)
-        self.optimizer = Optimizer(
-            self.flat.theta[self.pipeline.own],
-            filter=plan.method.filter,
-            calibration=plan.method.calibration,
-            update=plan.method.update,
-            schedule=plan.method.schedule,
-            averaging=plan.method.averaging,
-            scaling=plan.method.scaling,
-            steps=plan.steps,
-            groups=self.flat.groups(),
+        if ranks.count > 1:
+            _alike(ranks, plan, source, model)
+        super().__init__(plan, model, flat, Pipeline(plan, flat, worker, source, keys, micro_batch_size, ranks), ledger)
+
+
+def _alike(ranks: Ranks, plan: Plan, source: Source, model: nn.Module) -> None:
+    """Give every process the first one's model, and refuse processes that would not train the same thing on the same rows."""
+    if plan.method.filter.learns:
+        raise ValueError(
+            f"filter {plan.method.filter.name!r} with {ranks.count} processes: it fits its gains to whole tensors, of which "
+            "each process holds a slice. Choose another filter, or train in one process."
         )
-        self.ledger = Ledger(ledger if ranks.first else None, plan.terms)
-        self._whole_d: Tensor | None = None  # of several processes, if a probe looks ahead
-        self._looks_ahead = any(probe.lookahead for probe in probes)
-        self.receipt: Receipt | None = None
-        self.tap: Callable[[Tensor, Tensor], None] | None = None
-        self.heard: Callable[[Release], None] | None = None  # told every release (of its slice) before it is used
-
-    def prove(self) -> Receipt:
-        """Make the noise receipt (once), or raise ReceiptError if the noise is not what is charged.  Touches no data."""
-        if self.receipt is None:
-            d = torch.full_like(self.flat.theta, 1e-3)  # not zero, so that every probe is evaluated
-            memory = self.plan.mechanism.init(self.flat.theta[self.pipeline.own])
-            noise = self.plan.charged_noise(0)
-            slices = self.ranks.slices(self.flat.numel) if self.ranks.count > 1 else []
-            self.receipt = noise_receipt(
-                lambda step: self.ranks.gather(self.pipeline.release_of_nothing(step, d, memory).value, self.flat.numel),
-                std=noise.std,
-                tensors=[(slot.name, slice(slot.start, slot.stop)) for slot in self.flat.slots],
-                parts=[(f"process {rank}", part) for rank, part in enumerate(slices)],
-                steps=receipt_steps(self.flat.numel),
-                charged=None if noise.white else self.plan.charged_noise,
-            )
-        return self.receipt.require()
-
-    def __iter__(self) -> Iterator[Step]:
-        """Train from where the run stands to its last step."""
-        while self.optimizer.t < self.plan.steps:
-            yield self.step()
-
-    def step(self) -> Step:
-        """One logical step: charge, release, update.  Raises ReceiptError at the first if the noise is not proved."""
-        if self.optimizer.t >= self.plan.steps:
+    for what, found in (("plan", plan.to_json()), ("data", source.fingerprint())):
+        said = ranks.everyones(found)
+        if odd := [rank for rank, other in enumerate(said) if other != said[0]]:
             raise ValueError(
-                f"step {self.optimizer.t} of a plan of {self.plan.steps} steps: a run ends with its plan, because its "
-                "epsilon was calibrated for those steps. Make a plan with more steps."
+                f"process {odd[0]} of {ranks.count} has another {what} than process 0: they must be the same, or an example could "
+                "be in the share of two, and count twice. Start all with the same options, on the same rows in the same order."
             )
-        self.flat.check()
-        check_model(self.model)  # a BatchNorm may have been switched back to training mode by model.train()
-        self.prove()
-        t, lr = self.optimizer.t, self.optimizer.lr
-        self.ledger.spend(t, self.plan.event(t), (self.plan.event(later) for later in range(t + 1, self.plan.steps)))
-        release = self.pipeline.release(t, self.d, self.scale, tap=self.tap)
-        if self.heard:
-            self.heard(release)
-        self._update(release)
-        return Step(t, lr)
-
-    @property
-    def d(self) -> Tensor | None:
-        """theta_t - theta_{t-1}, Tensor[d]; None before the first step, and in one of several processes if no probe needs it."""
-        return self.optimizer.d if self.ranks.count == 1 else self._whole_d
-
-    @property
-    def scale(self) -> Tensor | None:
-        """By what the next step's gradients are to be multiplied before the clip, Tensor[d]: a function of the whole vector."""
-        return self.optimizer.scale_of({name: self.ranks.gather(v, self.flat.numel) for name, v in self.optimizer.scaling_state.items()})
-
-    @property
-    def theta_bar(self) -> Tensor | None:
-        """The average of the weights, Tensor[d]; None without averaging."""
-        own = self.optimizer.theta_bar
-        return None if own is None else self.ranks.gather(own, self.flat.numel)
-
-    def clamp_mass(self) -> float | None:
-        """See `Optimizer.clamp_mass`."""
-        return self.optimizer.clamp_mass(self.ranks.sum)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Whole vectors by their symbols, the numbers of calibration and filter, and the memory of correlated noise as noise.…: SECRET.
-
-        With the step, the plan and the keys, all there is to resume, by any number of processes.
-        """
-        memory = {f"noise.{name}": t for name, t in self.pipeline.noise_memory.items()}
-        vectors = self.optimizer.vectors() | {name: t for name, t in memory.items() if t.dim()}
-        whole = {name: self.ranks.gather(t, self.flat.numel) for name, t in vectors.items()}
-        return self.optimizer.state_dict() | memory | whole
-
-    def load_state_dict(self, tensors: dict[str, Tensor], t: int) -> None:
-        """Continue from a copy of `state_dict()` as it was before step t.  Raises ValueError if it is another method's."""
-        own = self.pipeline.own
-        vectors = {name for name, v in tensors.items() if "." not in name or (name.startswith("noise.") and v.dim())}
-        part = {name: v[..., own] if name in vectors else v for name, v in tensors.items()}
-        memory = {name: v for name, v in part.items() if name.startswith("noise.")}
-        self.pipeline.load_noise_memory({name.removeprefix("noise."): v for name, v in memory.items()})
-        self.optimizer.load_state_dict({name: v for name, v in part.items() if name not in memory}, t)
-        if self.ranks.count > 1:
-            self.flat.theta.copy_(tensors["theta"])
-            self._whole_d = tensors["d"].to(self.flat.theta, copy=True) if t and self._looks_ahead else None
-
-    def _update(self, release: Release) -> None:
-        if self.ranks.count == 1:
-            self.optimizer.step(release)
-            return
-        with torch.no_grad():
-            theta = self.flat.theta
-            before = None
-            if self._looks_ahead:
-                before = theta.clone() if self._whole_d is None else self._whole_d.copy_(theta)
-            self.optimizer.step(release)
-            self.ranks.spread(theta)
-            self._whole_d = None if before is None else torch.sub(theta, before, out=before)
-
-    def _alike(self) -> None:
-        """Give every process the first one's model, and refuse processes that would not train the same thing on the same rows."""
-        if self.ranks.count == 1:
-            return
-        if self.plan.method.filter.learns:
-            raise ValueError(
-                f"filter {self.plan.method.filter.name!r} with {self.ranks.count} processes: it fits its gains to whole tensors, of which "
-                "each process holds a slice. Choose another filter, or train in one process."
-            )
-        for what, found in (("plan", self.plan.to_json()), ("data", self.source.fingerprint())):
-            said = self.ranks.everyones(found)
-            if odd := [rank for rank, other in enumerate(said) if other != said[0]]:
-                raise ValueError(
-                    f"process {odd[0]} of {self.ranks.count} has another {what} than process 0: they must be the same, or an example could "
-                    "be in the share of two, and count twice. Start all with the same options, on the same rows in the same order."
-                )
-        self.ranks.copy_from_first([self.flat.theta, *(t.detach() for t in _untrained(self.model))])
-
-    @property
-    def epsilon(self) -> float:
-        """epsilon of the steps taken so far, from the ledger alone."""
-        return self.plan.price(self.ledger.event(self.optimizer.t))
-
-
-def _untrained(model: nn.Module) -> list[Tensor]:
-    return [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]
+    ranks.copy_from_first([t.detach() for t in (*model.parameters(), *model.buffers())])

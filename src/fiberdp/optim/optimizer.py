@@ -77,8 +77,11 @@ class Optimizer:
         )
 
     @torch.no_grad()
-    def step(self, release: Release) -> Tensor:
-        """Use one release; return d_t = theta_{t+1} - theta_t, a buffer that the next step overwrites."""
+    def step(self, release: Release, lr: float | None = None) -> Tensor:
+        """Use one release; return d_t = theta_{t+1} - theta_t, a buffer that the next step overwrites.
+
+        lr: the learning rate of this step, from 0 on; None: the update's own, by the schedule.
+        """
         assert release.value.shape == self.theta.shape
         g, noise, scale, t = release.value, release.noise, release.scale, self.t
         if t == 0:
@@ -86,7 +89,7 @@ class Optimizer:
             self.d = torch.empty_like(self.theta)
         assert self.d is not None
         beta2 = getattr(self.rule, "betas", (0.0, 0.0))[1]
-        coefficients = self.rule.coefficients(t, self.lr)
+        coefficients = self.rule.coefficients(t, self.lr if lr is None else lr)
         self._corrections = []
         spread = _variances(scale, g) if self.scaling_state else None
         vectors = Vectors(self.theta, g, self.d, self.filter_state, self.moments, self.averaging_state, self.scaling_state, scale)
