@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fiberdp._disk import append, lock, make_folder, sweep, write_atomically, writing
 from fiberdp.accounting import Ledger
-from fiberdp.checkpoint import save_checkpoint, secret_folder
+from fiberdp.checkpoint import restore, save_checkpoint, secret_folder, state_of
 from fiberdp.diagnostics.unaccounted import Unaccounted
 from fiberdp.evaluation import evaluate
 from fiberdp.planning import Plan
@@ -116,15 +116,8 @@ class RunDirectory:
         if not self.folder:
             return
         if state:
-            memory = {name: t for name, t in saved.items() if name.startswith("noise.")}
-            run.pipeline.load_noise_memory({name.removeprefix("noise."): t for name, t in memory.items()})
-            run.optimizer.load_state_dict({name: t for name, t in saved.items() if name not in memory}, state["step"])
             run.ledger = self._ledger()
-            if len(run.ledger) < state["step"]:
-                raise ValueError(
-                    f"the ledger has {len(run.ledger)} lines, the checkpoint is at step {state['step']}: every step "
-                    "before it must be charged, or epsilon would come out too small. Restore ledger.jsonl."
-                )
+            restore(run, saved, state)
             self.seconds = state["seconds"]
             self._rewind_metrics(state["step"])
         else:
@@ -165,20 +158,7 @@ class RunDirectory:
             "method": self.config["method"],
             "seed": self.config["seed"],
             "keys": run.keys.kind,
-            "privacy": {
-                "epsilon": run.epsilon,
-                "delta": plan.delta,
-                "relation": plan.relation,
-                "accountant": plan.accountant,
-                "noise_multiplier": plan.noise_multiplier,
-                "clip_norm": plan.clip.sensitivity,
-                "sampling": plan.sampler.name,
-                **({"groups": plan.sampler.groups} if plan.sampler.name == "cyclic" else {}),
-                "batch_size": plan.batch_size,
-                "num_examples": plan.num_examples,
-                "steps": len(run.ledger),
-                "ledger_chain": chain,
-            },
+            "privacy": run.statement() | {"ledger_chain": chain},
             "receipt": receipt.to_json(),
             "clamp_mass": self.last.get("clamp_mass"),
             "warnings": _warnings(self.last.get("clamp_mass"), plan.method.calibration),
@@ -253,17 +233,9 @@ class RunDirectory:
     def _checkpoint(self) -> None:
         if self.folder:
             run = self.run
-            state = {
-                "step": run.optimizer.t,
-                "keys": run.keys.to_json(),
-                "config": self.config,
-                "engine": run.engine,
-                "micro_batch_size": run.pipeline.micro_batch_size,
-                "fingerprint": self.fingerprint,
-                "seconds": self.seconds,
-            }
-            memory = {f"noise.{name}": t for name, t in run.pipeline.noise_memory.items()}
-            save_checkpoint(self.folder / "resume", run.optimizer.state_dict() | memory, state)
+            tensors, state = state_of(run)
+            state |= {"config": self.config, "fingerprint": self.fingerprint, "seconds": self.seconds}
+            save_checkpoint(self.folder / "resume", tensors, state)
 
     def _rewind_metrics(self, step: int) -> None:
         """Drop what was measured after the checkpoint: the resumed run measures it again."""

@@ -156,6 +156,23 @@ class Run:
         self.optimizer.step(release)
         return Step(t, lr)
 
+    def statement(self) -> dict[str, Any]:
+        """The privacy of the steps taken so far, as JSON values: all that epsilon depends on, none of it from data."""
+        plan = self.plan
+        return {
+            "epsilon": self.epsilon,
+            "delta": plan.delta,
+            "relation": plan.relation,
+            "accountant": plan.accountant,
+            "noise_multiplier": plan.noise_multiplier,
+            "clip_norm": plan.clip.sensitivity,
+            "sampling": plan.sampler.name,
+            **({"groups": plan.sampler.groups} if plan.sampler.name == "cyclic" else {}),
+            "batch_size": plan.batch_size,
+            "num_examples": plan.num_examples,
+            "steps": len(self.ledger),
+        }
+
     @property
     def epsilon(self) -> float:
         """epsilon of the steps taken so far, from the ledger alone."""
