@@ -44,8 +44,8 @@ def by_length(dataset: Any, lengths: Sequence[int] | None, name: str) -> Ordered
             lengths = [len(dataset[i][name]) for i in range(len(dataset))]
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(
-                f"train_sampling_strategy='group_by_length': row 0 has no {name} to count ({type(error).__name__}): rows must have one, or a "
-                "column named by length_column_name. Use 'random'."
+                f"train_sampling_strategy='group_by_length': row 0 has no {name} to count ({type(error).__name__}): rows must have one, or "
+                "a column named by length_column_name. Use 'random'."
             ) from error
     order = torch.as_tensor(lengths).sort(descending=True, stable=True).indices.tolist()
     return Ordered(dataset, order)
@@ -88,9 +88,9 @@ def row_of(source: Source) -> Any:
 def check_padding(model: nn.Module, loss_fn: LossFn, source: Source) -> None:
     """Raise ValueError if a row has another loss beside a longer row than alone.
 
-    Looks at the shortest and the longest of some rows, without dropout, and releases nothing of it.  A batch is padded to its longest row: a model that heeds
-    the padding (no attention mask; positions counted from the left of padding on the left) would let one example change the gradients of
-    all others, and clipping would bound nothing.
+    Looks at the shortest and the longest of some rows, without dropout, and releases nothing of it.  A batch is padded to its longest
+    row: a model that heeds the padding (no attention mask; positions counted from padding on the left) would let one example change the
+    gradients of all others, and clipping would bound nothing.
     """
     device = next(model.parameters()).device
     rows = [torch.tensor([i]) for i in _some(len(source)).tolist()]
@@ -101,13 +101,11 @@ def check_padding(model: nn.Module, loss_fn: LossFn, source: Source) -> None:
     with torch.no_grad(), without_dropout(model):
         alone = loss_fn(model, _tree.to(source.take(short), device))
         beside = loss_fn(model, _tree.to(source.take(torch.cat([short, long])), device))
-    if (
-        alone.shape == (1,)
-        and beside.shape == (2,)
-        and not torch.allclose(alone[0], beside[0], rtol=PADDING_LIMIT, atol=1e-5, equal_nan=True)
-    ):
+    if alone.shape != (1,) or beside.shape != (2,):
+        return  # no loss an example: refused where the run is made
+    if not torch.allclose(alone[0], beside[0], rtol=PADDING_LIMIT, atol=1e-5, equal_nan=True):
         raise ValueError(
-            "a row has another loss when it is padded to a longer row of its batch than alone: padding must change nothing, because through "
+            "a row has another loss when it is padded to a longer row of its batch than alone: padding must change nothing, because by "
             "it one example would change what others contribute. Return an attention_mask from the collator, pad on the right "
             "(tokenizer.padding_side), or pad all rows to one length."
         )

@@ -15,6 +15,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Sized
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ class PrivateTrainer(transformers.Trainer):
         self._check_overrides()
         if given.get("optimizers", (None, None)) != (None, None) or given.get("optimizer_cls_and_kwargs") is not None:
             raise ValueError(
-                "optimizers or optimizer_cls_and_kwargs: the update is the method's, because it knows what noise a gradient carries. Choose "
+                "optimizers or optimizer_cls_and_kwargs: the update is the method's, because it knows a gradient's noise. Choose "
                 "PrivacyArguments.method, and the rates in TrainingArguments."
             )
         rows, held_out = given.get("train_dataset"), given.get("eval_dataset")
@@ -88,7 +89,7 @@ class PrivateTrainer(transformers.Trainer):
                 "out: train_dataset.train_test_split(test_size=...)."
             )
         self.privacy_args = privacy
-        self.plan: Plan | None = plan_of(args, privacy, len(rows)) if hasattr(rows, "__len__") else None
+        self.plan: Plan | None = plan_of(args, privacy, len(rows)) if isinstance(rows, Sized) else None
         self.run: Run | None = None
         self._chain = ""
         super().__init__(model, args, *positional, **named)
@@ -112,34 +113,37 @@ class PrivateTrainer(transformers.Trainer):
             "config": self._config(),
         }
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **rest: Any) -> TrainOutput:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: list[str] | None = None
+    ) -> TrainOutput:
         """As Trainer.train.  One call a trainer: a second run has an epsilon of its own, which adds to the first's.
 
-        resume_from_checkpoint: a checkpoint folder, or True for the last in output_dir; its secret half must be there.  The run continues bit for bit
-        (on the CPU): steps that were charged after the checkpoint are repeated with the same batches and noise, and charged once.
+        resume_from_checkpoint: a checkpoint folder, or True for the last in output_dir; its secret half must be there.  The run continues
+        bit for bit (on the CPU): steps that were charged after the checkpoint are taken again with the same batches and noise, and charged
+        once.
         """
         check_arguments(self.args, self.privacy_args)
-        if rest.get("trial") is not None:
+        if trial is not None:
             self.hyperparameter_search()
-        out = Path(self.args.output_dir)
+        out = self._out()
         if not resume_from_checkpoint and (out / LEDGER).exists():
             raise ValueError(
-                f"{out} holds the ledger of a run: a new run needs a folder of its own, because mixing two runs' ledgers would falsify both. "
+                f"{out} holds the ledger of a run: a new run needs a folder of its own, as mixing two runs' ledgers would falsify both. "
                 "Choose another output_dir (their epsilons add up, if the rows are the same), or train(resume_from_checkpoint=True)."
             )
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(str(out)) if out.is_dir() else None
             if resume_from_checkpoint is None:
                 raise ValueError(
-                    f"resume_from_checkpoint=True: {out} holds no checkpoint, so there is nothing to go on from. Start without it, in a new "
-                    "output_dir if a run was begun in this one."
+                    f"resume_from_checkpoint=True: {out} holds no checkpoint, so there is nothing to go on from. Start without it, in a "
+                    "new output_dir if a run was begun in this one."
                 )
         if resume_from_checkpoint and not (Path(resume_from_checkpoint) / STATE).is_file():
             raise ValueError(
-                f"resume_from_checkpoint={resume_from_checkpoint!r}: there is no {STATE} in it, and a run continues from a whole checkpoint "
+                f"resume_from_checkpoint={resume_from_checkpoint!r}: there is no {STATE} in it, and a run continues from a whole one "
                 "only. Give a checkpoint-N folder of output_dir, or True for the last."
             )
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **rest)
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, ignore_keys_for_eval=ignore_keys_for_eval)
 
     def hyperparameter_search(self, *args: Any, **named: Any) -> Any:
         """Refused: every trial is a run on the same rows, and their epsilons add up."""
@@ -194,7 +198,7 @@ class PrivateTrainer(transformers.Trainer):
             micro_batch_size=self.args.per_device_train_batch_size,
         )
         run.prove()
-        out = Path(self.args.output_dir)
+        out = self._out()
         _disk.make_folder(out)
         run.ledger = held.enter_context(Ledger(out / LEDGER, self.plan.terms))
         if state:
@@ -207,7 +211,7 @@ class PrivateTrainer(transformers.Trainer):
         self.state = self._state(checkpoint, steps)
         self.state.init_training_references(self, steps, math.ceil(steps / per_epoch), None)
         first = self.state.global_step
-        handler = self.callback_handler
+        handler: Any = self.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler, handler.train_dataloader = self.model, None, None, None
         started, self._last_logged = time.time(), first
 
@@ -260,7 +264,7 @@ class PrivateTrainer(transformers.Trainer):
         metrics |= {name: said[name] for name in ("epsilon", "delta", "noise_multiplier")}
         self._memory_tracker.stop_and_update_metrics(metrics)
         self.log(metrics)
-        _disk.write_atomically(Path(self.args.output_dir) / PRIVACY, to_text(self.privacy))
+        _disk.write_atomically(self._out() / PRIVACY, to_text(self.privacy))
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -273,14 +277,16 @@ class PrivateTrainer(transformers.Trainer):
             state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
             if state.global_step != self._run.optimizer.t:
                 raise ValueError(
-                    f"{checkpoint}: its {STATE} is at step {state.global_step}, its secret half at {self._run.optimizer.t}: both must be of "
-                    "one moment. Resume from another checkpoint."
+                    f"{checkpoint}: its {STATE} is at step {state.global_step}, its secret half at {self._run.optimizer.t}: both must be "
+                    "of one moment. Resume from another checkpoint."
                 )
             self.state = state
             self._load_callback_state()
             return state
         state = TrainerState(
-            stateful_callbacks=[one for one in (*self.callback_handler.callbacks, self.control) if isinstance(one, ExportableState)]
+            stateful_callbacks=[  # pyright: ignore[reportArgumentType]  (it says TrainerCallback, and takes these)
+                one for one in (*self.callback_handler.callbacks, self.control) if isinstance(one, ExportableState)
+            ]
         )
         state.train_batch_size = self.args.train_batch_size
         state.compute_steps(self.args, steps)
@@ -311,7 +317,7 @@ class PrivateTrainer(transformers.Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The Trainer's, with the run's state in the secret folder; of checkpoints that were rotated away, that goes as well."""
         super()._save_checkpoint(model, trial)
-        kept = {path.name for path in Path(self.args.output_dir).glob("checkpoint-*")}
+        kept = {path.name for path in self._out().glob("checkpoint-*")}
         for secret in self._secret().glob("checkpoint-*"):
             if secret.name not in kept and (secret / FILE).is_file():
                 shutil.rmtree(secret)
@@ -336,9 +342,12 @@ class PrivateTrainer(transformers.Trainer):
             )
         return load_checkpoint(folder)
 
+    def _out(self) -> Path:
+        return Path(str(self.args.output_dir))
+
     def _secret(self) -> Path:
         given = self.privacy_args.secret_dir
-        return Path(given) if given else Path(f"{str(self.args.output_dir).rstrip('/')}-secret")
+        return Path(given) if given else self._out().with_name(f"{self._out().name}-secret")
 
     def _config(self) -> dict[str, Any]:
         """What a resumed run must repeat."""
