@@ -116,6 +116,7 @@ class Run:
         self.ledger = Ledger(ledger, plan.terms)
         self.receipt: Receipt | None = None
         self.tap: Callable[[Tensor, Tensor], None] | None = None
+        self.ahead = True  # steps may be charged before their own, where fsync is slow; False if the run may end before its plan
         self.heard: Callable[[Release], None] | None = None  # told every release before it is used: what an outsider may see
 
     def prove(self) -> Receipt:
@@ -149,7 +150,8 @@ class Run:
         check_model(self.model)  # a BatchNorm may have been switched back to training mode by model.train()
         self.prove()
         t, lr = self.optimizer.t, self.optimizer.lr
-        self.ledger.spend(t, self.plan.event(t), (self.plan.event(later) for later in range(t + 1, self.plan.steps)))
+        following = (self.plan.event(later) for later in range(t + 1, self.plan.steps if self.ahead else t + 1))
+        self.ledger.spend(t, self.plan.event(t), following)
         release = self.pipeline.release(t, self.optimizer.d, self.optimizer.scale, tap=self.tap)
         if self.heard:
             self.heard(release)
@@ -157,10 +159,10 @@ class Run:
         return Step(t, lr)
 
     def statement(self) -> dict[str, Any]:
-        """The privacy of the steps taken so far, as JSON values: all that epsilon depends on, none of it from data."""
+        """The privacy of all steps that are charged, as JSON values: epsilon with everything that it depends on, none of it from data."""
         plan = self.plan
         return {
-            "epsilon": self.epsilon,
+            "epsilon": plan.price(self.ledger.event()),
             "delta": plan.delta,
             "relation": plan.relation,
             "accountant": plan.accountant,

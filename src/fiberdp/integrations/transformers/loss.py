@@ -124,7 +124,7 @@ def _kind(model: nn.Module, row: Mapping[str, Any]) -> str:
             try:
                 with torch.no_grad(), without_dropout(model):
                     whole, logits = _loss(model(**one)), _logits(model(**_inputs(one)))
-            except REFUSALS as refused:  # an index that the model does not have
+            except (*REFUSALS, AttributeError, KeyError) as refused:  # an index, or an argument, that the model does not have
                 error = f"{type(refused).__name__}: {' '.join(str(refused).split())[:150]}"
                 continue
             if not bool(whole.isfinite()):

@@ -198,6 +198,7 @@ class PrivateTrainer(transformers.Trainer):
             micro_batch_size=self.args.per_device_train_batch_size,
         )
         run.prove()
+        run.ahead = False  # a callback may stop it
         out = self._out()
         _disk.make_folder(out)
         run.ledger = held.enter_context(Ledger(out / LEDGER, self.plan.terms))
