@@ -43,5 +43,7 @@ def private(accelerator: Accelerator, plan: Plan, model: nn.Module, loss_fn: Los
     if "precision" in options:
         raise ValueError("precision: it is the Accelerator's mixed_precision, because one setting has one place. Leave it out here.")
     own: Any = accelerator.unwrap_model(model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    if getattr(vars(own).get("forward"), "__func__", None) is type(own).forward:
+        del own.forward  # put back on the object, where it hides the class's
     own.to(accelerator.device)
     return plan.private(own, loss_fn, dataset, precision=_PRECISIONS[accelerator.mixed_precision], **options)
