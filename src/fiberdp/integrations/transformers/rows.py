@@ -88,9 +88,9 @@ def row_of(source: Source) -> Any:
 def check_padding(model: nn.Module, loss_fn: LossFn, source: Source) -> None:
     """Raise ValueError if a row has another loss beside a longer row than alone.
 
-    Looks at the shortest and the longest of some rows, at weights moved at random, and releases nothing of it.  A batch is padded to its longest
-    row: a model that heeds the padding (no attention mask; positions counted from padding on the left) would let one example change the
-    gradients of all others, and clipping would bound nothing.
+    Looks at the shortest and the longest of some rows, at weights moved at random, and releases nothing of it.  A batch is padded to its
+    longest row: a model that heeds the padding (no attention mask; positions counted from padding on the left) would let one example
+    change the gradients of all others, and clipping would bound nothing.
     """
     device = next(model.parameters()).device
     rows = [torch.tensor([i]) for i in _some(len(source)).tolist()]
