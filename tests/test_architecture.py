@@ -85,6 +85,12 @@ def test_only_the_command_line_imports_the_report():
             assert "fiberdp.report" not in path.read_text(), path
 
 
+def test_nothing_below_imports_an_integration():
+    for path in ROOT.rglob("*.py"):
+        if path.relative_to(ROOT).parts[0] != "integrations":
+            assert "fiberdp.integrations" not in path.read_text(), path
+
+
 def test_no_print_in_the_library():
     """Only the command line prints (ruff's T20 says so too); and nothing swallows every exception."""
     for path in ROOT.rglob("*.py"):
