@@ -390,6 +390,9 @@ def test_the_log_says_nothing_that_is_raw(tmp_path):
         timing | {"epsilon", "delta", "noise_multiplier", "epoch"}
     ]
     assert one.state.total_flos == 0
+    one.log_metrics("train", out.metrics)
+    one.save_metrics("train", out.metrics)
+    one.save_state()
     epsilons = [logs["epsilon"] for logs in one.state.log_history]
     assert epsilons == sorted(epsilons)
     assert epsilons[3] == epsilons[4] == one.plan.epsilon
@@ -429,14 +432,16 @@ def test_nothing_is_wrapped_and_what_is_saved_is_what_a_plain_trainer_saves(tmp_
 
 def test_a_module_that_is_no_pretrained_model_is_trained_and_saved(tmp_path):
     class Small(nn.Module):
-        def __init__(self):
+        def __init__(self, normed=False):
             super().__init__()
             self.words = nn.Embedding(WORDS, 40)
             self.head = nn.Linear(40, 3)
 
+            self.norm = nn.BatchNorm1d(40) if normed else nn.Identity()
+
         def forward(self, input_ids, attention_mask, labels=None):
             weight = attention_mask.unsqueeze(2)
-            logits = self.head((self.words(input_ids) * weight).sum(1) / weight.sum(1).clamp(min=1))
+            logits = self.head(self.norm((self.words(input_ids) * weight).sum(1) / weight.sum(1).clamp(min=1)))
             return {"logits": logits} if labels is None else {"loss": cross_entropy(logits, labels), "logits": logits}
 
     torch.manual_seed(0)
@@ -444,6 +449,8 @@ def test_a_module_that_is_no_pretrained_model_is_trained_and_saved(tmp_path):
     one = trainer(tmp_path, model, save_strategy="steps", save_steps=2)
     one.train()
     assert set(shapes(tmp_path / "out" / "checkpoint-4" / "model.safetensors")) == {"words.weight", "head.weight", "head.bias"}
+    with refused("layer norm is BatchNorm1d", "give the model a train() that leaves these layers in eval mode"):
+        trainer(tmp_path / "b", Small(normed=True)).train()
 
 
 def test_model_init_and_a_tokenizer_and_datasets_work_as_they_do(tmp_path):
@@ -633,6 +640,7 @@ def test_every_argument_of_the_trainer_is_used_passed_or_refused_and_the_page_sa
         ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint=True"),
         ({"privacy": {"epsilon": 3.0}}, "exactly one must be given"),
         ({"privacy": {"delta": 0.0}}, "delta=0.0"),
+        ({"privacy": {"secret_dir": "OUT/keys"}}, "/keys': must lie outside output_dir="),
         ({"privacy": {"clip_norm": -1.0}}, "clip_norm=-1.0"),
         ({"privacy": {"method": "adam"}}, "method='adam': must be one of"),
         ({"privacy": {"options": {"lr": 0.1}}}, "lr is TrainingArguments.learning_rate"),
@@ -644,6 +652,8 @@ def test_every_argument_of_the_trainer_is_used_passed_or_refused_and_the_page_sa
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_in_one_line_before_anything_is_written(tmp_path, given, says):
+    if "secret_dir" in given.get("privacy", {}):
+        given = {"privacy": {"secret_dir": str(tmp_path / "out" / "keys")}}
     with pytest.raises(ValueError, match=re.escape(says)) as caught:
         trainer(tmp_path, **given)
     assert "\n" not in str(caught.value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fiberdp import _validate
@@ -147,6 +148,7 @@ def check_arguments(args: TrainingArguments, privacy: PrivacyArguments) -> None:
         ("random", "group_by_length"),
         why="The plan's sampler draws the batches; group_by_length puts the rows of a batch in order.",
     )
+    secret_folder_of(args, privacy)
     if args.world_size > 1 or args.n_gpu > 1:
         raise ValueError(
             f"{max(args.world_size, args.n_gpu)} devices: a private run has one, because each process would draw noise of its own and wrap "
@@ -154,6 +156,18 @@ def check_arguments(args: TrainingArguments, privacy: PrivacyArguments) -> None:
         )
     if _plain(args.optim) == "sgd" and isinstance(method_of(args, privacy, 1).update, AdamW):
         raise ValueError("TrainingArguments.optim='sgd': the method's update is AdamW, and it decides. Choose method='dp-sgd'.")
+
+
+def secret_folder_of(args: TrainingArguments, privacy: PrivacyArguments) -> Path:
+    """Where the keys lie.  Raises ValueError if that is inside output_dir, which is what gets published."""
+    out = Path(str(args.output_dir)).resolve()
+    secret = Path(privacy.secret_dir).resolve() if privacy.secret_dir else out.with_name(f"{out.name}-secret")
+    if secret.is_relative_to(out):
+        raise ValueError(
+            f"secret_dir={privacy.secret_dir!r}: must lie outside output_dir={str(args.output_dir)!r}, because that is published "
+            "and the keys take the noise off. Choose another, or leave it out."
+        )
+    return secret
 
 
 def plan_of(args: TrainingArguments, privacy: PrivacyArguments, num_examples: int) -> Plan:

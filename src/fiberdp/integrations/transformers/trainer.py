@@ -20,11 +20,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from fiberdp import _disk
 from fiberdp._random import Keys
 from fiberdp.accounting import Ledger
 from fiberdp.checkpoint import FILE, load_checkpoint, restore, save_checkpoint, secret_folder, state_of
-from fiberdp.integrations.transformers.arguments import PrivacyArguments, check_arguments, plan_of
+from fiberdp.integrations.transformers.arguments import PrivacyArguments, check_arguments, plan_of, secret_folder_of
 from fiberdp.integrations.transformers.loss import per_example
 from fiberdp.integrations.transformers.rows import by_length, check_padding, row_of, source_of
 from fiberdp.planning import Plan
@@ -185,6 +187,12 @@ class PrivateTrainer(transformers.Trainer):
                 )
         model: Any = self.model
         model.train()
+        for name, layer in model.named_modules():
+            if isinstance(layer, _BatchNorm) and layer.training:
+                raise ValueError(
+                    f"layer {name} is {type(layer).__name__}: a Trainer trains every layer in training mode, where the statistics of a "
+                    "batch mix its examples. Use GroupNorm, or give the model a train() that leaves these layers in eval mode."
+                )
         loss_fn = per_example(model, row_of(source), smoothing=self.args.label_smoothing_factor, own=self.compute_loss_func)
         check_padding(model, loss_fn, source)
         seed = self.privacy_args.seed
@@ -347,8 +355,7 @@ class PrivateTrainer(transformers.Trainer):
         return Path(str(self.args.output_dir))
 
     def _secret(self) -> Path:
-        given = self.privacy_args.secret_dir
-        return Path(given) if given else self._out().with_name(f"{self._out().name}-secret")
+        return secret_folder_of(self.args, self.privacy_args)
 
     def _config(self) -> dict[str, Any]:
         """What a resumed run must repeat."""
