@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -50,6 +53,14 @@ def test_the_run_is_plan_privates_and_nothing_stays_around_the_model(precision, 
     list(same)
     assert torch.equal(run.flat.theta, same.flat.theta)
     assert run.epsilon == same.epsilon
+
+
+def test_the_pages_loop_runs():
+    page = (Path(__file__).parent.parent / "docs" / "from-transformers.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "accelerate import private" in block)
+    names = {"model": model(), "plan": plan(), "loss_fn": loss_fn, "dataset": DATA}
+    exec(compile(code, "from-transformers.md", "exec"), names)
+    assert len(names["run"].ledger) == 3
 
 
 def test_what_it_would_wrap_or_nothing_would_read_is_refused(monkeypatch):
