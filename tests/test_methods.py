@@ -75,7 +75,7 @@ def test_names_in_json_are_the_papers_words():
     assert list(MECHANISMS) == ["gaussian", "gaussian-on-grid", "banded"]
     assert list(CALIBRATIONS) == ["none", "raw", "steady", "exact"]
     assert set(UPDATES) == {"adamw", "sgd"}
-    assert set(SCHEDULES) == {"warmup_cosine", "constant"}
+    assert set(SCHEDULES) == {"warmup_cosine", "warmup_linear", "warmup_constant", "constant"}
 
 
 # The observation

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,7 +20,33 @@ from torch import Tensor
 
 from fiberdp._disk import make_folder, write_atomically, writing
 
+if TYPE_CHECKING:
+    from fiberdp.trainer import Run
+
 FILE = "checkpoint.safetensors"
+
+
+def state_of(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, plain values) from which a run of the same plan, model and data goes on bit for bit.  SECRET: the keys are in it."""
+    return run.state_dict(), {
+        "step": run.optimizer.t,
+        "keys": run.keys.to_json(),
+        "engine": run.engine,
+        "micro_batch_size": run.pipeline.micro_batch_size,
+    }
+
+
+def restore(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Bring a new run, made with the state's keys and with its ledger open, to where `state_of` saw it.
+
+    Raises ValueError if the state is of another method, or if its ledger lacks a step.
+    """
+    if len(run.ledger) < state["step"]:
+        raise ValueError(
+            f"the ledger has {len(run.ledger)} lines, the checkpoint is at step {state['step']}: every step "
+            "before it must be charged, or epsilon would come out too small. Restore ledger.jsonl."
+        )
+    run.load_state_dict(tensors, state["step"])
 
 
 def secret_folder(folder: Path) -> None:

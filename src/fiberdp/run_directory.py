@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fiberdp._disk import append, lock, make_folder, sweep, write_atomically, writing
 from fiberdp.accounting import Ledger
-from fiberdp.checkpoint import save_checkpoint, secret_folder
+from fiberdp.checkpoint import restore, save_checkpoint, secret_folder, state_of
 from fiberdp.diagnostics.unaccounted import Unaccounted
 from fiberdp.evaluation import evaluate
 from fiberdp.planning import Plan
@@ -116,16 +116,17 @@ class RunDirectory:
         self.reporter.proved(run.plan, run.prove())
         if not self.kept:
             return
-        if state:
-            run.load_state_dict(saved, step)
-            self.seconds = state["seconds"]
-        else:
+        if not state:
             run.ranks.from_first(self._take_folder)
             self._checkpoint()  # the keys are on disk before the first release uses them
-        run.ranks.from_first(lambda: self._open_ledger(step))
+        charged = run.ranks.from_first(self._open_ledger)
         if not run.ranks.first:
-            for taken in range(step):
+            for taken in range(min(charged, step)):
                 run.ledger.spend(taken, run.plan.event(taken))  # in memory: the first process keeps the file
+        if state:
+            restore(run, saved, state)
+            self.seconds = state["seconds"]
+            run.ranks.from_first(lambda: self._rewind_metrics(step))
 
     def _same_rows(self, state: dict[str, Any]) -> None:
         if state and state["fingerprint"] != self.fingerprint:
@@ -139,16 +140,11 @@ class RunDirectory:
         self.held.enter_context(only_writer(self.folder))
         refuse_used(self.folder)  # again: another run may have begun and ended here meanwhile
 
-    def _open_ledger(self, step: int) -> None:
+    def _open_ledger(self) -> int:
+        """How many steps it has charged."""
         assert self.folder is not None
-        ledger = self.held.enter_context(Ledger(self.folder / "ledger.jsonl", self.run.plan.terms))
-        if len(ledger) < step:
-            raise ValueError(
-                f"the ledger has {len(ledger)} lines, the checkpoint is at step {step}: every step "
-                "before it must be charged, or epsilon would come out too small. Restore ledger.jsonl."
-            )
-        self.run.ledger = ledger
-        self._rewind_metrics(step)
+        self.run.ledger = self.held.enter_context(Ledger(self.folder / "ledger.jsonl", self.run.plan.terms))
+        return len(self.run.ledger)
 
     def train(self) -> None:
         run, plan = self.run, self.run.plan
@@ -175,7 +171,7 @@ class RunDirectory:
         run = self.run
         receipt = run.prove()
         chain = run.ledger.finish()
-        if not self.last:  # the crash fell between the last step and the record
+        if run.ranks.from_first(lambda: not self.last):  # the crash fell between the last step and the record
             self.last = self._line(run.plan.steps, 0.0)
         theta_bar = run.theta_bar  # here, because the slices of all processes are in it
         return run.ranks.from_first(lambda: self._record(receipt, chain, theta_bar, test))
@@ -187,20 +183,7 @@ class RunDirectory:
             "method": self.config["method"],
             "seed": self.config["seed"],
             "keys": run.keys.kind,
-            "privacy": {
-                "epsilon": run.epsilon,
-                "delta": plan.delta,
-                "relation": plan.relation,
-                "accountant": plan.accountant,
-                "noise_multiplier": plan.noise_multiplier,
-                "clip_norm": plan.clip.sensitivity,
-                "sampling": plan.sampler.name,
-                **({"groups": plan.sampler.groups} if plan.sampler.name == "cyclic" else {}),
-                "batch_size": plan.batch_size,
-                "num_examples": plan.num_examples,
-                "steps": len(run.ledger),
-                "ledger_chain": chain,
-            },
+            "privacy": run.statement() | {"ledger_chain": chain},
             "receipt": receipt.to_json(),
             "clamp_mass": self.last.get("clamp_mass"),
             "warnings": _warnings(self.last.get("clamp_mass"), plan.method.calibration),
@@ -274,17 +257,11 @@ class RunDirectory:
 
     def _checkpoint(self) -> None:
         run = self.run
-        tensors = run.state_dict() if self.kept else {}
+        if not self.kept:
+            return
+        tensors, state = state_of(run)  # in every process: each holds a slice
         if self.folder:
-            state = {
-                "step": run.optimizer.t,
-                "keys": run.keys.to_json(),
-                "config": self.config,
-                "engine": run.engine,
-                "micro_batch_size": run.pipeline.micro_batch_size,
-                "fingerprint": self.fingerprint,
-                "seconds": self.seconds,
-            }
+            state |= {"config": self.config, "fingerprint": self.fingerprint, "seconds": self.seconds}
             save_checkpoint(self.folder / "resume", tensors, state)
 
     def _rewind_metrics(self, step: int) -> None:

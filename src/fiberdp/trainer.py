@@ -66,6 +66,7 @@ class Steps:
         self._looks_ahead = any(probe.lookahead for probe in plan.method.observation.probes())
         self.receipt: Receipt | None = None
         self.tap: Callable[[Tensor, Tensor], None] | None = None
+        self.ahead = True  # steps may be charged before their own, where fsync is slow; False if the run may end before its plan
         self.heard: Callable[[Release], None] | None = None  # told every release (of its slice) before it is used
 
     def prove(self) -> Receipt:
@@ -113,7 +114,8 @@ class Steps:
 
     def charge(self, t: int) -> None:
         """Put step t into the ledger, durably; with it, where fsync takes long, steps that follow for certain."""
-        self.ledger.spend(t, self.plan.event(t), (self.plan.event(later) for later in range(t + 1, self.plan.steps)))
+        following = (self.plan.event(later) for later in range(t + 1, self.plan.steps if self.ahead else t + 1))
+        self.ledger.spend(t, self.plan.event(t), following)
 
     def _update(self, release: Release, lr: float) -> None:
         if self.ranks.count == 1:
@@ -169,6 +171,23 @@ class Steps:
         if self.ranks.count > 1:
             self.flat.theta.copy_(tensors["theta"])
             self._whole_d = tensors["d"].to(self.flat.theta, copy=True) if t and self._looks_ahead else None
+
+    def statement(self) -> dict[str, Any]:
+        """The privacy of all steps that are charged, as JSON values: epsilon with everything that it depends on, none of it from data."""
+        plan = self.plan
+        return {
+            "epsilon": plan.price(self.ledger.event()),
+            "delta": plan.delta,
+            "relation": plan.relation,
+            "accountant": plan.accountant,
+            "noise_multiplier": plan.noise_multiplier,
+            "clip_norm": plan.clip.sensitivity,
+            "sampling": plan.sampler.name,
+            **({"groups": plan.sampler.groups} if plan.sampler.name == "cyclic" else {}),
+            "batch_size": plan.batch_size,
+            "num_examples": plan.num_examples,
+            "steps": len(self.ledger),
+        }
 
     @property
     def epsilon(self) -> float:

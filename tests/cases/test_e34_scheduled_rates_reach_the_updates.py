@@ -80,7 +80,7 @@ def test_that_is_what_torchs_step_lr_does():
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_of_the_library_reaches_the_updates_and_what_a_step_reports(name):
-    schedule, steps = SCHEDULES[name](), 8
+    schedule, steps = SCHEDULES[name](**({} if name == "constant" else {"warmup": 0.7})), 8
     factors = torch.tensor([schedule.factor(t, steps) for t in range(steps)])
     torch.testing.assert_close(updates(private(schedule, steps=steps)), factors[:, None] * GRADIENT, rtol=1e-5, atol=1e-6)
     reported = torch.tensor([step.lr for step in private(schedule, steps=steps)])

@@ -1,4 +1,7 @@
-"""Learning-rate schedules: pure functions of the step, so a resumed run needs no state."""
+"""Learning-rate schedules: pure functions of the step, so a resumed run needs no state.
+
+All rise linearly over the first ceil(warmup T) steps, to the full rate in the last of them: no step is charged for at rate 0.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,52 @@ class WarmupCosine:
     warmup: float = 0.05
 
     def __post_init__(self) -> None:
-        _validate.interval("warmup", self.warmup, 0, 1, open_high=True, why="It is the share of steps spent warming up.")
+        _check(self.warmup)
 
     def factor(self, t: int, steps: int) -> float:
         """What the learning rate is multiplied by at step t of `steps`, t from 0."""
         rising = math.ceil(self.warmup * steps)
-        if t < rising:
-            return (t + 1) / rising
-        return 0.5 * (1 + math.cos(math.pi * (t - rising) / max(1, steps - rising)))
+        return (t + 1) / rising if t < rising else 0.5 * (1 + math.cos(math.pi * (t - rising) / max(1, steps - rising)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupLinear:
+    """Linear warm-up over the first `warmup` share of the steps, then a line to 0, which the step after the last would reach.
+
+    >>> schedule = WarmupLinear(warmup=0.1)
+    >>> [round(schedule.factor(t, 20), 3) for t in (0, 1, 2, 11, 19)]
+    [0.5, 1.0, 1.0, 0.5, 0.056]
+    """
+
+    name: ClassVar[str] = "warmup_linear"
+    warmup: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check(self.warmup)
+
+    def factor(self, t: int, steps: int) -> float:
+        """What the learning rate is multiplied by at step t of `steps`, t from 0."""
+        rising = math.ceil(self.warmup * steps)
+        return (t + 1) / rising if t < rising else (steps - t) / max(1, steps - rising)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupConstant:
+    """Linear warm-up over the first `warmup` share of the steps, then the learning rate as it is.
+
+    >>> [WarmupConstant(warmup=0.1).factor(t, 20) for t in (0, 1, 2, 19)]
+    [0.5, 1.0, 1.0, 1.0]
+    """
+
+    name: ClassVar[str] = "warmup_constant"
+    warmup: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check(self.warmup)
+
+    def factor(self, t: int, steps: int) -> float:
+        """What the learning rate is multiplied by at step t of `steps`, t from 0."""
+        return min(1.0, (t + 1) / max(1, math.ceil(self.warmup * steps)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,4 +83,8 @@ class Constant:
         return 1.0
 
 
-SCHEDULES = {cls.name: cls for cls in (WarmupCosine, Constant)}
+def _check(warmup: float) -> None:
+    _validate.interval("warmup", warmup, 0, 1, open_high=True, why="It is the share of steps spent warming up.")
+
+
+SCHEDULES = {cls.name: cls for cls in (WarmupCosine, WarmupLinear, WarmupConstant, Constant)}
