@@ -199,3 +199,11 @@ def test_one_call_tunes_and_compares(tmp_path):
             compare("digits", methods=["dp-sgd"], epsilons=[2.0], **wrong)
         assert "\n" not in str(error.value)
     assert not (tmp_path / "x").exists()
+
+
+def test_copies_of_examples_reach_the_runs_of_a_comparison(tmp_path, capsys):
+    line = ["compare", "digits", "--methods", "dp-sgd", "--seeds", "1", "--steps", "2", "--multiplicity", "2", "--workers", "1", "--json"]
+    assert main([*line, "--out", str(tmp_path / "c")]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["multiplicity"] == 2
+    (path,) = (tmp_path / "c" / "runs").glob("*/record.json")
+    assert json.loads(path.read_text())["config"]["plan"]["method"]["augmentation"]["multiplicity"] == 2

@@ -220,3 +220,12 @@ def test_bad_input_of_all_processes_is_one_line(tmp_path, more, said):
     assert said in lines[0]
     assert [process.returncode for process in started] == [2, 2]
     assert not any(path.is_file() and path.name != "lock" for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_other_commands_are_not_done_once_by_each_process(monkeypatch, capsys, rank, lines):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    assert main(["compare", "digits", "--methods", "dp-sgd"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("compare in 2 processes") == said.count("\n") == lines

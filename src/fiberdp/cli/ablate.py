@@ -18,6 +18,9 @@ def ablate(
     steps: Annotated[int | None, typer.Option(help="Releases, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="C, the bound on one example's contribution.")] = None,
+    multiplicity: Annotated[
+        int | None, typer.Option(help="Augmented copies an example, averaged before the clip; none if left out.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Folder of Parquet files in the hub's layout (or FIBERDP_DATA).")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes at a time; one a core if left out.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -28,7 +31,14 @@ def ablate(
     from fiberdp.cli.progress import runs
     from fiberdp.record import to_text
 
-    settings = {"epochs": epochs, "steps": steps, "batch_size": batch_size, "clip_norm": clip_norm, "data": data}
+    settings = {
+        "epochs": epochs,
+        "steps": steps,
+        "batch_size": batch_size,
+        "clip_norm": clip_norm,
+        "multiplicity": multiplicity,
+        "data": data,
+    }
     with runs(quiet=json) as observer:
         found = ablated(
             recipe, study, epsilon=epsilon, seeds=seeds, trials=trials, out=out, workers=workers, observer=observer,

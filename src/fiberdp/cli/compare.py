@@ -24,6 +24,9 @@ def compare(
     steps: Annotated[int | None, typer.Option(help="Releases, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="C, the bound on one example's contribution.")] = None,
+    multiplicity: Annotated[
+        int | None, typer.Option(help="Augmented copies an example, averaged before the clip; none if left out.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Folder of Parquet files in the hub's layout (or FIBERDP_DATA).")] = None,
     engine: Annotated[str | None, typer.Option(help="ghost, vmap or loop.")] = None,
     micro_batch_size: Annotated[int | None, typer.Option(help="Examples in memory at a time; changes no epsilon.")] = None,
@@ -38,7 +41,8 @@ def compare(
     from fiberdp.record import to_text
 
     settings = {
-        "epochs": epochs, "steps": steps, "batch_size": batch_size, "clip_norm": clip_norm, "data": data, "engine": engine,
+        "epochs": epochs, "steps": steps, "batch_size": batch_size, "clip_norm": clip_norm, "multiplicity": multiplicity,
+        "data": data, "engine": engine,
         "micro_batch_size": micro_batch_size,
     }  # fmt: skip
     with runs(quiet=json) as observer:

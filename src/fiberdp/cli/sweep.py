@@ -22,6 +22,9 @@ def sweep(
     steps: Annotated[int | None, typer.Option(help="Releases, instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="C, the bound on one example's contribution.")] = None,
+    multiplicity: Annotated[
+        int | None, typer.Option(help="Augmented copies an example, averaged before the clip; none if left out.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Folder of Parquet files in the hub's layout (or FIBERDP_DATA).")] = None,
     engine: Annotated[str | None, typer.Option(help="ghost, vmap or loop.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes at a time; one a core if left out.")] = None,
@@ -34,7 +37,8 @@ def sweep(
     from fiberdp.sweeping import sweep as searched
 
     settings = {
-        "epochs": epochs, "steps": steps, "batch_size": batch_size, "clip_norm": clip_norm, "data": data, "engine": engine,
+        "epochs": epochs, "steps": steps, "batch_size": batch_size, "clip_norm": clip_norm, "multiplicity": multiplicity,
+        "data": data, "engine": engine,
     }  # fmt: skip
     with runs(quiet=json) as observer:
         found = searched(
