@@ -42,8 +42,8 @@ def _begin(context: typer.Context, version: bool = typer.Option(False, "--versio
         if os.environ.get("RANK", "0") != "0":
             raise typer.Exit(2)
         raise ValueError(
-            f"{command} in {started} processes: only train shares its work between processes that were started together; this would be done "
-            "once by each. Start one, which uses all cores by itself."
+            f"{command} in {started} processes: only train shares its work between processes that were started together; this would be "
+            "done once by each. Start one, which uses all cores by itself."
         )
     if version:
         from fiberdp._version import __version__
