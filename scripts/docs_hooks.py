@@ -3,12 +3,14 @@
     NOTATION.md, CHANGELOG.md, results/    are part of the site, under the names of `ELSEWHERE`
     reference/command-line.md              is written from the command line's own declarations
     ![alt](…/figures/NAME.svg)             becomes the figure that docs_figures.py draws, inline, so that it follows the theme
+    $σ_w = σC/B$ and ```math               become HTML: italic letters, indices and exponents; no script and no font is loaded
 
 A link to a file of the repository that is not part of the site is a warning, and so an error of `mkdocs build --strict`.
 """
 
 from __future__ import annotations
 
+import html
 import inspect
 import logging
 import posixpath
@@ -40,7 +42,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    return with_links(with_figures(markdown), page.file.src_uri, {file.src_uri for file in files})
+    return with_links(with_math(with_figures(markdown)), page.file.src_uri, {file.src_uri for file in files})
 
 
 def with_links(markdown: str, uri: str, known: set[str]) -> str:
@@ -72,6 +74,40 @@ def with_figures(markdown: str) -> str:
         return f'<figure class="drawn" role="img" aria-label="{found["alt"]}">{svg}<figcaption>{found["alt"]}</figcaption></figure>'
 
     return FIGURE.sub(drawn, markdown)
+
+
+# Formulas, as Unicode with _ and ^
+
+
+def with_math(markdown: str) -> str:
+    markdown = re.sub(r"^```math\n(.*?)^```$", lambda found: _display(found[1]), markdown, flags=re.M | re.S)
+    return _outside_code(markdown, lambda text: re.sub(r"\$([^$\n]+)\$", lambda found: f'<span class="math">{formula(found[1])}</span>', text))
+
+
+def _display(lines: str) -> str:
+    """Equations below each other; where every line has one, the first = of each stands below that of the line before."""
+    rows = [line for line in lines.splitlines() if line.strip()]
+    if len(rows) > 1 and all(" = " in row for row in rows):
+        cells = [row.partition(" = ") for row in rows]
+        body = "".join(f"<span>{formula(left.strip())}</span><span>= {formula(right.strip())}</span>" for left, _, right in cells)
+        return f'<div class="math lines aligned">{body}</div>\n'
+    body = "".join(f"<span>{formula(row.strip())}</span>" for row in rows)
+    return f'<div class="math lines">{body}</div>\n'
+
+
+def formula(text: str) -> str:
+    """
+    >>> formula("g̃_{t−1} = e^x min(1, C)")
+    '<i>g̃</i><sub><i>t</i>−1</sub> = <i>e</i><sup><i>x</i></sup> min(1, <i>C</i>)'
+    """
+    text = html.escape(text, quote=False)
+    accents = "[\u0300-\u036f]*"
+    text = re.sub(rf"((?<![A-Za-z&])[A-Za-z]{accents}(?![A-Za-z;])|[α-ωϕ]{accents})", r"<i>\1</i>", text)
+    letter = r"(<i>[^<]*</i>|[^\s{}<])"
+    for mark, tag in (("_", "sub"), (r"\^", "sup")):
+        text = re.sub(mark + r"\{([^{}]*)\}", rf"<{tag}>\1</{tag}>", text)
+        text = re.sub(mark + letter, rf"<{tag}>\1</{tag}>", text)
+    return re.sub(r" {2,}", "&emsp;&ensp;", text)
 
 
 # The command line, from its own declarations

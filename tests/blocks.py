@@ -1,6 +1,6 @@
 """The code blocks of a Markdown page, run as a reader would run them: from the top, in one folder, with one Python session.
 
-    ```python                   runs in the page's namespace; with title="name.py" it is a file of the folder too
+    ```python                   runs in the page's namespace; with title="name.py" it is a file of the folder, which a later block imports
     ```console                  each line that begins with "$ " is a command: `fiberdp` runs, `pip install` and `make` are looked up
     ```text  after python       is what the block printed
 
@@ -27,7 +27,7 @@ from fiberdp.cli import main
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^(?P<needs><!-- needs: (?P<name>[\w-]+) -->\n+)?(?P<indent> *)```(?P<head>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S)
-QUIET = ("json", "toml", "diff")
+QUIET = ("json", "toml", "diff", "math")
 """Languages that are read and not run."""
 
 
@@ -70,7 +70,9 @@ def run_page(path: Path, folder: Path) -> list[str]:
             elif block.language == "python":
                 if block.title:
                     (folder / block.title).write_text(block.body)
-                printed = run_python(block.body, namespace, where)
+                    importlib.invalidate_caches()
+                else:
+                    printed = run_python(block.body, namespace, where)
             elif block.language == "console":
                 run_console(block.body, where)
             elif block.language == "text":
@@ -86,7 +88,8 @@ def run_python(code: str, namespace: dict[str, Any], where: str) -> str:
     """What the code prints."""
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
-        exec(compile("\n" * int(where.rpartition(":")[2] or 0) + code, where.partition(":")[0], "exec"), namespace)
+        page, _, line = where.partition(":")
+        exec(compile("\n" * int(line) + code, page, "exec", dont_inherit=True), namespace)
     return told.getvalue()
 
 
