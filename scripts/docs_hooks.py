@@ -2,6 +2,7 @@
 
     NOTATION.md, CHANGELOG.md, results/    are part of the site, under the names of `ELSEWHERE`
     reference/command-line.md              is written from the command line's own declarations
+    <!-- made from the code: NAME -->      becomes the table that `MADE` has under that name
     ![alt](…/figures/NAME.svg)             becomes the figure that docs_figures.py draws, inline, so that it follows the theme
     $σ_w = σC/B$ and ```math               become HTML: italic letters, indices and exponents; no script and no font is loaded
 
@@ -15,7 +16,7 @@ import inspect
 import logging
 import posixpath
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -42,6 +43,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    markdown = re.sub(r"^<!-- made from the code: (\w+) -->$", lambda found: MADE[found[1]](), markdown, flags=re.M)
     return with_links(with_math(with_figures(markdown)), page.file.src_uri, {file.src_uri for file in files})
 
 
@@ -167,3 +169,20 @@ class Parameter:
 
 def _paragraphs(text: str | None) -> list[str]:
     return [" ".join(part.split()) + "\n" for part in (text or "").split("\n\n")]
+
+
+# Tables made from the code
+
+
+def parts() -> str:
+    """Part, type and fields of everything that a method can be made of."""
+    from fiberdp.methods import PARTS
+
+    rows = ["| part | `type` | fields |", "|---|---|---|"]
+    for part, known in PARTS.items():
+        for name, cls in known.items():
+            rows.append(f"| `{part}` | `{name}` | {', '.join(f'`{field.name}`' for field in fields(cls))} |")
+    return "\n".join(rows)
+
+
+MADE = {"parts": parts}
