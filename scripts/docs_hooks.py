@@ -160,10 +160,13 @@ class Parameter:
         argument = type(info).__name__ == "ArgumentInfo"
         required, flag, several = declared.default is declared.empty, kind is bool, get_origin(kind) is list
         plain = next((each for each in get_args(kind) if each is not type(None)), kind)
-        name = (info.metavar or declared.name.upper()) if argument else (info.param_decls or ["--" + declared.name.replace("_", "-")])[0]
+        option = declared.name.replace("_", "-")
+        name = (info.metavar or declared.name.upper()) if argument else (info.param_decls or [f"--{option}"])[0]
+        if flag and not info.param_decls:
+            name += f"`, `--no-{option}"
         name = f"[{name}]" if argument and not required else name
         value = "" if flag or argument else {int: "whole number", float: "number"}.get(plain, "text") + (", repeated" if several else "")
-        default = "required" if required else "" if flag or declared.default is None or declared.default == [] else f"`{declared.default}`"
+        default = "on" if declared.default is True else "required" if required else "" if flag or declared.default is None or declared.default == [] else f"`{declared.default}`"
         return cls(name, argument, value, default, (info.help or "").replace("|", "\\|"))
 
 

@@ -4,7 +4,8 @@
     ```console                  each line that begins with "$ " is a command: `fiberdp` runs, `pip install` and `make` are looked up
     ```text  after python       is what the block printed
 
-What is shown of an output must be what is printed, but for runs of blanks; "…" stands for anything.  A block below the comment
+What is shown of an output must be what is printed, but for runs of blanks; "…" stands for anything, and with near="0.1" after the fence
+numbers, which randomness decides, may be off by that share.  A block below the comment
 `<!-- needs: NAME -->` runs where the package, or the folder of FIBERDP_DATA, of that name is there.
 """
 
@@ -27,18 +28,20 @@ from fiberdp.cli import main
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^(?P<needs><!-- needs: (?P<name>[\w-]+) -->\n+)?(?P<indent> *)```(?P<head>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S)
+NUMBER = r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
 QUIET = ("json", "toml", "diff", "math")
 """Languages that are read and not run."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """language: the first word after the fence, "" for none.  title: the file that the block is.  needs: what it cannot run without."""
+    """language: the first word after the fence, "" for none.  title: the file that the block is.  near: how far off a number may be.  needs: what it cannot run without."""
 
     language: str
     body: str
     line: int
     title: str | None = None
+    near: float = 0.0
     needs: str | None = None
 
 
@@ -46,9 +49,10 @@ def blocks(text: str) -> list[Block]:
     found = []
     for fence in FENCE.finditer(text):
         language, _, rest = fence["head"].strip().partition(" ")
-        title = re.search(r'title="([^"]+)"', rest)
+        title, near = re.search(r'title="([^"]+)"', rest), re.search(r'near="([\d.]+)"', rest)
         body = re.sub(rf"^{fence['indent']}", "", fence["body"], flags=re.M)
-        found.append(Block(language, body, 1 + text.count("\n", 0, fence.start("head")), title and title[1], fence["name"]))
+        line = 1 + text.count("\n", 0, fence.start("head"))
+        found.append(Block(language, body, line, title and title[1], float(near[1]) if near else 0.0, fence["name"]))
     return found
 
 
@@ -74,10 +78,10 @@ def run_page(path: Path, folder: Path) -> list[str]:
                 else:
                     printed = run_python(block.body, namespace, where)
             elif block.language == "console":
-                run_console(block.body, where)
+                run_console(block.body, where, block.near)
             elif block.language == "text":
                 if printed is not None:
-                    compare(printed, block.body, where)
+                    compare(printed, block.body, where, block.near)
                     printed = None
             else:
                 assert block.language in QUIET, f"{where}: ```{block.language} is nothing that is run; use one of python, console, text"
@@ -93,13 +97,13 @@ def run_python(code: str, namespace: dict[str, Any], where: str) -> str:
     return told.getvalue()
 
 
-def run_console(body: str, where: str) -> None:
+def run_console(body: str, where: str, near: float = 0.0) -> None:
     for shown in re.split(r"^\$ ", body, flags=re.M)[1:]:
         command, _, output = shown.partition("\n")
         line = command.partition("  #")[0]
         told = run_command(line, where)
         if output.strip():
-            compare(told, output, f"{where}: {line}")
+            compare(told, output, f"{where}: {line}", near)
 
 
 def run_command(line: str, where: str) -> str:
@@ -125,11 +129,25 @@ def run_command(line: str, where: str) -> str:
     return ""
 
 
-def compare(told: str, shown: str, where: str) -> None:
-    """AssertionError unless `told` is `shown`, "…" being anything and every run of blanks one."""
-    pattern = r"\s+".join(".*?".join(map(re.escape, word.split("…"))) for word in shown.split())
-    pattern = re.sub(r"(?:\\s\+)?\.\*\?(?:\\s\+)?", lambda found: r"\s*.*?\s*" if "s" in found.group() else ".*?", pattern)
-    assert re.fullmatch(pattern, " ".join(told.split()), re.S), f"{where}: it prints\n{told}\nand not\n{shown}"
+def compare(told: str, shown: str, where: str, near: float = 0.0) -> None:
+    """AssertionError unless `told` is `shown`: "…" is anything, a run of blanks is one, and a number may be off by `near` of itself."""
+    wrong = f"{where}: it prints\n{told}\nand not\n{shown}"
+    pieces = re.findall(rf"…|\s+|{NUMBER}|[^\s…]", shown.strip()) if near else re.findall(r"…|\s+|[^\s…]+", shown.strip())
+    pattern, numbers = "", []
+    for i, piece in enumerate(pieces):
+        if near and re.fullmatch(NUMBER, piece):
+            pattern += f"({NUMBER})"
+            numbers.append(piece)
+        elif piece.isspace():
+            beside = {pieces[i - 1], pieces[i + 1]}
+            pattern += r"\s*" if "…" in beside else r"\s+"
+        else:
+            pattern += ".*?" if piece == "…" else re.escape(piece)
+    found = re.fullmatch(pattern, told.strip(), re.S)
+    assert found, wrong
+    for value, figure in zip(found.groups(), numbers, strict=True):
+        value, figure = (float(x.replace(",", "")) for x in (value, figure))
+        assert abs(value - figure) <= near * abs(figure), wrong
 
 
 @contextlib.contextmanager
