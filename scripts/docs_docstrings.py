@@ -33,15 +33,19 @@ def _part(part: str) -> str:
     if lines[0].startswith("    "):  # text set apart: tables of two kinds, formulas, recursions
         lines = [line[4:] if line.startswith("    ") else line for line in lines]
         if lines[0].startswith("| "):
-            return "\n".join(lines)
+            return _prose("\n".join(lines))
         return "\n".join(["```text", *lines, "```"])
-    if lines[0].startswith("| "):
-        return part
     if len(lines) > 1 and all(FORMULA.match(line) and re.search(r" {2,}", line.strip()) for line in lines):
         return "\n".join(["```text", *lines, "```"])
     if all(FORMULA.match(line) and RELATION.search(line) and not line.endswith(".") for line in lines):
         return "\n".join(["```text", *lines, "```"])
-    return re.sub(r"(?<!`)(?<!\w)([*_])(?=\w)", r"\\\1", part).replace("][", "]\\[")
+    return _prose(part)
+
+
+def _prose(text: str) -> str:
+    """Brackets, asterisks and underscores mean themselves, outside of code."""
+    parts = re.split(r"(`[^`]+`)", text)
+    return "".join(part if i % 2 else re.sub(r"(?<!\w)([*_])(?=\w)|(\[)", r"\\\g<0>", part) for i, part in enumerate(parts))
 
 
 class Plain(Extension):

@@ -18,7 +18,6 @@ import torch
 import fiberdp
 from fiberdp._random import Keys
 from fiberdp.accounting import epsilon
-from fiberdp.clipping import Flat
 from fiberdp.filters import EMA, Innovation, LowPass
 from fiberdp.linear import NoiseVariance
 from fiberdp.moments import Exact
@@ -41,8 +40,15 @@ def _line(axes: Any, i: int, x: Any, y: Any, label: str, *, marks: int = 0, **mo
     )  # fmt: skip
 
 
+def _dots(axes: Any, i: int, x: Any, y: Any, label: str | None = None, marker: str | None = None) -> None:
+    """What was measured, beside what is computed."""
+    look = {"markersize": 5.5, "markeredgecolor": CARD, "markeredgewidth": 0.5, "linestyle": ""}
+    axes.plot(x, y, marker=marker or MARKERS[i], color=SERIES[i], label=label, **look)
+
+
 def _legend(axes: Any, **where: Any) -> None:
     axes.legend(frameon=False, labelcolor=INK, handlelength=2.8, **where)
+    axes.tick_params(pad=6)
 
 
 def gate_tradeoff() -> str:
@@ -55,7 +61,7 @@ def gate_tradeoff() -> str:
             _line(axes, i, 100 * rates, [100 * detection(eps, 1e-5, rate) for rate in rates], f"ε = {eps:g}", marks=6)
         axes.set(xlim=(0, 25), ylim=(0, 101), xlabel="false alarms accepted, %")
         axes.set_title("examples found at most, %", loc="left", color=MUTED)
-        _legend(axes, loc="center right")
+        _legend(axes, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
     return drawn(draw, "gate-tradeoff", width=WIDE, height=HIGH)
 
@@ -67,13 +73,14 @@ def receipt_faults() -> str:
     stream = Keys.seeded(7).stream("receipt")
 
     def draw(axes: Any) -> None:
-        for i, (name, scale) in enumerate(faults.items()):
+        for i, scale in enumerate(faults.values()):
             ratio = float(scale * stream.normal(i, 0, samples).double().pow(2).mean().sqrt())
             passed = abs(ratio - 1) * (2 * samples) ** 0.5 < 5
             axes.plot([ratio], [i], marker="o" if passed else "X", markersize=8, color=SERIES[2] if passed else SERIES[7], linestyle="")
             left = ratio > 1.2
-            side = {"ha": "right" if left else "left", "va": "center", "color": INK}
-            axes.annotate(f"{ratio:.4f}  {'passes' if passed else 'refused'}", (ratio, i), xytext=(-9 if left else 9, 0), textcoords="offset points", **side)
+            told = f"{ratio:.4f}  {'passes' if passed else 'refused'}"
+            side = {"ha": "right" if left else "left", "va": "center", "color": INK, "xytext": (-9 if left else 9, 0)}
+            axes.annotate(told, (ratio, i), textcoords="offset points", **side)
         axes.axvline(1.0, color=MUTED, linewidth=1.0, linestyle=dashes("2 2"))
         axes.set_yticks(range(len(faults)), list(faults), color=INK)
         axes.set(xlim=(0, 1.5), ylim=(len(faults) - 0.4, -0.6), xlabel="std of the noise that comes out / std that is charged")
@@ -85,7 +92,7 @@ def receipt_faults() -> str:
 def clip_geometry() -> str:
     """One example's two gradients, mixed with weights −0.4 and 1.4, clipped once and clipped apart."""
     a, C = 1.4, 1.0
-    at_theta, ahead = np.array([-0.35, -1.25]), np.array([0.7, 1.15])
+    at_theta, ahead = np.array([-0.75, -1.15]), np.array([1.45, 0.35])
 
     def clipped(u: np.ndarray) -> np.ndarray:
         return u * min(1, C / float(np.linalg.norm(u)))
@@ -95,12 +102,15 @@ def clip_geometry() -> str:
         axes.fill(np.cos(angle), np.sin(angle), facecolor=SERIES[0], alpha=0.10, edgecolor="none")
         axes.plot(np.cos(angle), np.sin(angle), color=MUTED, linewidth=1.0)
         once, apart = clipped(a * ahead + (1 - a) * at_theta), a * clipped(ahead) + (1 - a) * clipped(at_theta)
-        for i, (u, name, far) in enumerate(((once, f"clipped once: norm {np.linalg.norm(once):.2f} C", 0.5), (apart, f"clipped apart: norm {np.linalg.norm(apart):.2f} C", 0.0))):
-            axes.annotate("", u, (0, 0), arrowprops={"arrowstyle": "-|>", "color": SERIES[2 if i == 0 else 7], "linewidth": 2.2, "shrinkA": 0, "shrinkB": 0})
-            axes.annotate(name, u, xytext=(10, -8 if i == 0 else 2), textcoords="offset points", color=SERIES[2 if i == 0 else 7], va="center")
-        for u, name in ((at_theta, "∇f(θ)"), (ahead, "∇f(θ + γd)")):
-            axes.annotate("", u, (0, 0), arrowprops={"arrowstyle": "-|>", "color": MUTED, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0, "linestyle": "dashed"})
-            axes.annotate(name, u, xytext=(-8, 0), textcoords="offset points", color=INK, ha="right", va="center")
+        arrow = {"shrinkA": 0, "shrinkB": 0, "arrowstyle": "-|>"}
+        for u, name, colour, down in ((once, "clipped once", SERIES[2], -8), (apart, "clipped apart", SERIES[7], 2)):
+            axes.annotate("", u, (0, 0), arrowprops=arrow | {"color": colour, "linewidth": 2.2})
+            told = f"{name}: norm {np.linalg.norm(u):.2f} C"
+            axes.annotate(told, u, xytext=(10, down), textcoords="offset points", color=colour, va="center")
+        for u, name, side in ((at_theta, "∇f(θ)", "right"), (ahead, "∇f(θ + γd)", "left")):
+            axes.annotate("", u, (0, 0), arrowprops=arrow | {"color": MUTED, "linewidth": 1.2, "linestyle": "dashed"})
+            beside = -8 if side == "right" else 8
+            axes.annotate(name, u, xytext=(beside, -3), textcoords="offset points", color=INK, ha=side, va="center")
         axes.text(-0.98, 0.42, "‖u‖ ≤ C", color=MUTED, ha="right")
         axes.set(xlim=(-2.3, 3.1), ylim=(-1.4, 1.95), aspect="equal")
         axes.axis("off")
@@ -127,8 +137,8 @@ def clip_sensitivity() -> str:
         _line(axes, 1, grid, np.abs(grid) + np.abs(1 - grid), "clipped apart: (|a| + |1 − a|) C")
         some = np.linspace(0, 2, 11)
         found = np.array([worst(a) for a in some])
-        for i, marker in ((0, "o"), (1, "s")):
-            axes.plot(some, found[:, i], linestyle="", marker=marker, markersize=5, color=SERIES[(2, 1)[i]], markeredgecolor=CARD, markeredgewidth=0.5)
+        for column, i in ((0, 2), (1, 1)):
+            _dots(axes, i, some, found[:, column])
         axes.set(xlim=(0, 2), ylim=(0, 3.15), xlabel="a, weight of the look-ahead gradient")
         axes.set_title("sensitivity of the sum, in C; dots: the worst of 400 pairs", loc="left", color=MUTED)
         _legend(axes, loc="upper left")
@@ -142,17 +152,14 @@ def filter_gain() -> str:
     noise = Keys.seeded(3).stream("noise").normal(0, 0, 300_000).view(300, 1000)
 
     def measured(filter: Any) -> float:
-        state, last = filter.init(noise[0]), noise[0]
-        for t, g in enumerate(noise):
-            last, state = filter.update(g, state, t)
-        return float(last.var()) if False else float(torch.stack(_outputs(filter, noise)[-150:]).var())
+        return float(torch.stack(_outputs(filter, noise)[150:]).var())
 
     def draw(axes: Any) -> None:
         _line(axes, 0, gains, [Innovation(omega=w).noise_gain() for w in gains], "innovation: (2 − ω)/(4 − 3ω)")
         _line(axes, 1, gains, [EMA(kappa=k).noise_gain() for k in gains], "EMA: κ/(2 − κ)")
         some = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
         for i, make in enumerate((lambda w: Innovation(omega=w), lambda k: EMA(kappa=k))):
-            axes.plot(some, [measured(make(x)) for x in some], linestyle="", marker=MARKERS[i], markersize=5.5, color=SERIES[i], markeredgecolor=CARD, markeredgewidth=0.5)
+            _dots(axes, i, some, [measured(make(x)) for x in some])
         axes.set(xlim=(0, 1.02), ylim=(0, 1.05), xlabel="gain of the filter, ω or κ")
         axes.set_title("noise gain A; dots: measured on white noise", loc="left", color=MUTED)
         _legend(axes, loc="upper left")
@@ -168,7 +175,12 @@ def _outputs(filter: Any, inputs: Any) -> list[Any]:
     return out
 
 
-SHOWN = (("innovation, ω = 0.9", Innovation(omega=0.9)), ("innovation, ω = 0.3", Innovation(omega=0.3)), ("EMA, κ = 0.7", EMA(kappa=0.7)), ("low-pass, a = (1, −0.9)", LowPass(b=(0.1,), a=(1.0, -0.9))))
+SHOWN = (
+    ("innovation, ω = 0.9", Innovation(omega=0.9)),
+    ("innovation, ω = 0.3", Innovation(omega=0.3)),
+    ("EMA, κ = 0.7", EMA(kappa=0.7)),
+    ("low-pass, a = (1, −0.9)", LowPass(b=(0.1,), a=(1.0, -0.9))),
+)
 
 
 def filter_impulse() -> str:
@@ -202,6 +214,12 @@ def filter_drift() -> str:
     return drawn(draw, "filter-drift", width=WIDE, height=HIGH)
 
 
+def _behind(filter: Any, size: int, steps: int) -> Optimizer:
+    """AdamW with β₂ = 0.999 and the exact calibration behind a filter."""
+    rule = AdamW(lr=1e-9, betas=(0.9, 0.999))
+    return Optimizer(torch.zeros(size), filter=filter, calibration=Exact(), update=rule, schedule=Constant(), steps=steps)
+
+
 def calibration_phi() -> str:
     """E[v̂_t] under noise alone, and what each calibration subtracts; ω = 0.3, so that the filter takes long to settle."""
     filter, beta2, steps = Innovation(omega=0.3), 0.999, 60
@@ -211,7 +229,7 @@ def calibration_phi() -> str:
         P = beta2 * P + (1 - beta2) * variance.update(filter.system(int(now)), Noise(1.0))
         exact.append(P / (1 - beta2 ** (now + 1)))
     noise = Keys.seeded(5).stream("noise")
-    optimizer = Optimizer(torch.zeros(20_000), filter=filter, calibration=Exact(), update=AdamW(lr=1e-9, betas=(0.9, beta2)), schedule=Constant(), steps=steps)
+    optimizer = _behind(filter, 20_000, steps)
     seen = []
     for now in t:
         optimizer.step(Release(noise.normal(int(now), 0, 20_000), Noise(1.0)))
@@ -221,7 +239,7 @@ def calibration_phi() -> str:
         _line(axes, 1, t, np.ones(steps), "raw: σ_w²")
         _line(axes, 3, t, np.full(steps, filter.noise_gain()), f"steady: A σ_w², A = {filter.noise_gain():.3f}")
         _line(axes, 0, t, exact, "exact")
-        axes.plot(t[::5], np.array(seen)[::5], linestyle="", marker="o", markersize=5, color=SERIES[2], markeredgecolor=CARD, markeredgewidth=0.5, label="mean of v̂ over 20,000 coordinates")
+        _dots(axes, 2, t[::5], np.array(seen)[::5], "mean of v̂ over 20,000 coordinates", marker="o")
         axes.set(xlim=(0, steps - 1), ylim=(0, 1.08), xlabel="t, step")
         axes.set_title("v̂ under noise alone, and what is subtracted, in σ_w²", loc="left", color=MUTED)
         _legend(axes, loc="lower right")
@@ -230,14 +248,12 @@ def calibration_phi() -> str:
 
 
 @cache
-def second_moments(steps: int = 2000, size: int = 20_000, beta2: float = 0.999) -> tuple[Any, float]:
+def second_moments(steps: int = 2000, size: int = 20_000) -> tuple[Any, float]:
     """v̂ of pure noise behind the innovation filter, and φ."""
-    noise, optimizer = Keys.seeded(6).stream("noise"), Optimizer(
-        torch.zeros(size), filter=Innovation(), calibration=Exact(), update=AdamW(lr=1e-9, betas=(0.9, beta2)), schedule=Constant(), steps=steps
-    )  # fmt: skip
+    noise, optimizer = Keys.seeded(6).stream("noise"), _behind(Innovation(), size, steps)
     for t in range(steps):
         optimizer.step(Release(noise.normal(t, 0, size), Noise(1.0)))
-    return (optimizer.moments["v"].double() / (1 - beta2**steps)).numpy(), float(optimizer._corrections[0].phi)
+    return (optimizer.moments["v"].double() / (1 - 0.999**steps)).numpy(), float(optimizer._corrections[0].phi)
 
 
 def calibration_floor() -> str:
@@ -251,7 +267,7 @@ def calibration_floor() -> str:
         middle, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
         axes.bar(middle, counts, width * 0.92, color=[SERIES[1] if x < 0 else SERIES[0] for x in middle])
         top = counts.max()
-        for at, label, i in ((0.0, "ε_v = 1e-8", 0), (std, 'eps_v = "auto": one std', 1), (3 * std, "three std", 2)):
+        for at, label, i in ((0.0, "1e-8", 0), (std, "auto: 1 std", 1), (3 * std, "3 std", 2)):
             axes.axvline(at, color=INK, linewidth=1.1, linestyle=dashes(DASHES[i]))
             axes.annotate(label, (at, top * (1.14 - 0.09 * i)), xytext=(4, 0), textcoords="offset points", color=INK, va="center")
         axes.set(xlim=(-0.165, 0.2), ylim=(0, top * 1.22), xlabel="(v̂ − φ)/φ, one number a coordinate")
@@ -279,13 +295,21 @@ def ghost_cost() -> str:
 def accounting_sigma() -> str:
     """ε over σ by sampler and accountant; the paper's CIFAR-10 numbers."""
     N, B, T, delta = 50_000, 5_000, 800, 6.78e-6
-    sigma = np.logspace(np.log10(2), np.log10(40), 9)
-    ways = (("Poisson, PLD", "poisson", "pld"), ("Poisson, RDP", "poisson", "rdp"), ("Poisson, RDP, classic conversion", "poisson", "rdp-classic"), ("fixed size, RDP (replace one)", "fixed_size", "rdp"), ("shuffled, PLD (no amplification)", "shuffle", "pld"))
+    sigma = np.logspace(np.log10(2), np.log10(40), 7)
+    ways = (
+        ("Poisson, PLD", "poisson", "pld"),
+        ("Poisson, RDP", "poisson", "rdp"),
+        ("Poisson, RDP, classic conversion", "poisson", "rdp-classic"),
+        ("fixed size, RDP (replace one)", "fixed_size", "rdp"),
+        ("shuffled, PLD (no amplification)", "shuffle", "pld"),
+    )
 
     def draw(axes: Any) -> None:
         for i, (label, name, accountant) in enumerate(ways):
             drawer = sampler(name, N, B)
-            _line(axes, i, sigma, [epsilon(drawer.charge(float(s), T), delta, relation=drawer.relation, accountant=accountant) for s in sigma], label, marks=5)
+            charges = [drawer.charge(float(s), T) for s in sigma]
+            spent = [epsilon(charge, delta, relation=drawer.relation, accountant=accountant) for charge in charges]
+            _line(axes, i, sigma, spent, label, marks=5)
         axes.set(xscale="log", yscale="log", xlim=(2, 40), ylim=(0.2, 60), xlabel="σ, noise multiplier")
         axes.set_xticks([2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
         axes.set_yticks([0.25, 0.5, 1, 2, 4, 8, 16, 32], ["0.25", "0.5", "1", "2", "4", "8", "16", "32"])

@@ -44,6 +44,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     markdown = re.sub(r"^<!-- made from the code: (\w+) -->$", lambda found: MADE[found[1]](), markdown, flags=re.M)
+    markdown = re.sub(r'^( *```\w+) near="[\d.]+"$', r"\1", markdown, flags=re.M)  # how exact a test is (tests/blocks.py)
     return with_links(with_math(with_figures(markdown)), page.file.src_uri, {file.src_uri for file in files})
 
 
@@ -83,7 +84,8 @@ def with_figures(markdown: str) -> str:
 
 def with_math(markdown: str) -> str:
     markdown = re.sub(r"^```math\n(.*?)^```$", lambda found: _display(found[1]), markdown, flags=re.M | re.S)
-    return _outside_code(markdown, lambda text: re.sub(r"\$([^$\n]+)\$", lambda found: f'<span class="math">{formula(found[1])}</span>', text))
+    inline = re.compile(r"\$([^$\n]+)\$")
+    return _outside_code(markdown, lambda text: inline.sub(lambda found: f'<span class="math">{formula(found[1])}</span>', text))
 
 
 def _display(lines: str) -> str:
@@ -122,8 +124,8 @@ def command_line() -> str:
     lines = [
         "# Command line",
         "",
-        "Made from the program's own declarations. Every command has `--help`. Exit codes: 0; 2 for bad input, in one line on stderr and before",
-        "anything is written; 1 for a failure (a full disk, an audit that contradicts its account, an engine that is not exact).",
+        "Made from the program's own declarations. Every command has `--help`. Exit codes: 0; 2 for bad input, in one line on stderr and",
+        "before anything is written; 1 for a failure (a full disk, an audit that contradicts its account, an engine that is not exact).",
         "",
     ]
     for command in app.registered_commands:
@@ -161,12 +163,16 @@ class Parameter:
         required, flag, several = declared.default is declared.empty, kind is bool, get_origin(kind) is list
         plain = next((each for each in get_args(kind) if each is not type(None)), kind)
         option = declared.name.replace("_", "-")
-        name = (info.metavar or declared.name.upper()) if argument else (info.param_decls or [f"--{option}"])[0]
-        if flag and not info.param_decls:
+        named = info.param_decls or ([info.default] if isinstance(info.default, str) else [])  # Annotated: the first may be either
+        name = (info.metavar or declared.name.upper()) if argument else (named or [f"--{option}"])[0]
+        if flag and not named:
             name += f"`, `--no-{option}"
         name = f"[{name}]" if argument and not required else name
         value = "" if flag or argument else {int: "whole number", float: "number"}.get(plain, "text") + (", repeated" if several else "")
-        default = "on" if declared.default is True else "required" if required else "" if flag or declared.default is None or declared.default == [] else f"`{declared.default}`"
+        if required or declared.default is True:
+            default = "required" if required else "on"
+        else:
+            default = "" if declared.default in (None, False, []) else f"`{declared.default}`"
         return cls(name, argument, value, default, (info.help or "").replace("|", "\\|"))
 
 

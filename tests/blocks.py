@@ -27,7 +27,9 @@ from typing import Any
 from fiberdp.cli import main
 
 ROOT = Path(__file__).parent.parent
-FENCE = re.compile(r"^(?P<needs><!-- needs: (?P<name>[\w-]+) -->\n+)?(?P<indent> *)```(?P<head>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S)
+FENCE = re.compile(
+    r"^(?:<!-- needs: (?P<name>[\w-]+) -->\n+)?(?P<indent> *)```(?P<head>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S
+)
 NUMBER = r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
 QUIET = ("json", "toml", "diff", "math")
 """Languages that are read and not run."""
@@ -35,7 +37,10 @@ QUIET = ("json", "toml", "diff", "math")
 
 @dataclass(frozen=True)
 class Block:
-    """language: the first word after the fence, "" for none.  title: the file that the block is.  near: how far off a number may be.  needs: what it cannot run without."""
+    """language: the first word after the fence, "" for none.  title: the file that the block is.
+
+    near: how far off a number of its output may be, as a share.  needs: what it cannot run without.
+    """
 
     language: str
     body: str
@@ -120,12 +125,12 @@ def run_command(line: str, where: str) -> str:
         for wanted in words[2:]:
             name, _, extras = wanted.rstrip("]").partition("[")
             unknown = set(filter(None, extras.split(","))) - set(project["optional-dependencies"])
-            assert not name.startswith("-") and not unknown, f"{where}: {line}"
+            assert not unknown, f"{where}: {line}"
             assert name == project["name"], f"{where}: {line}"
         return ""
     assert words[0] == "make", f"{where}: {words[0]} is no command that is run or looked up"
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
-    assert set(word for word in words[1:] if "=" not in word) <= set(targets), f"{where}: {line}"
+    assert {word for word in words[1:] if "=" not in word} <= set(targets), f"{where}: {line}"
     return ""
 
 
