@@ -53,10 +53,8 @@ def check(wheel: Path, extra: str, constraints: Path) -> None:
             told = run(folder, [program, *TRAIN.split()], code=2)
             if "fiberdp[recipes]" not in told or len(told.splitlines()) != 1:
                 sys.exit(f"without the extra, fiberdp {TRAIN} must name it in one line, and said:\n{told}")
-    ran = time.monotonic()
-    print(
-        f"{wanted.rpartition('/')[2]}: installed in {installed - started:.0f} s, ran in {ran - installed:.0f} s: {told.splitlines()[-1][:90]}"
-    )
+    took = f"installed in {installed - started:.0f} s, ran in {time.monotonic() - installed:.0f} s"
+    print(f"{wanted.rpartition('/')[2]}: {took}: {told.splitlines()[-1][:90]}")
 
 
 if __name__ == "__main__":
