@@ -4,7 +4,7 @@
 # make docs builds the site into site/, make dist the package into dist/ and tries it in an empty environment.
 
 PYTHON ?= python3.11
-# the torch to install: pinned is that of constraints.txt; pyproject.toml allows 2.6.0 and newer
+# the torch to install: pinned is that of constraints.txt; newest, or a version (pyproject.toml allows 2.6.0 and newer)
 TORCH ?= pinned
 # the extras that make dist tries the wheel with, one after the other; the wheel alone if empty
 EXTRAS ?=
@@ -44,7 +44,7 @@ tag:
 	$(PYTHON) -m venv .venv
 
 .venv/constraints.txt: .venv/bin/python constraints.txt
-	sed '$(if $(filter-out pinned,$(TORCH)),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $@
+	sed '$(if $(filter newest,$(TORCH)),/^torch==/d,$(if $(filter-out pinned,$(TORCH)),s/^torch==.*/torch==$(TORCH)/))' constraints.txt > $@
 
 .venv/installed: .venv/constraints.txt pyproject.toml
 	$(BIN)/python -m pip install -q -c .venv/constraints.txt -e '.[recipes]'

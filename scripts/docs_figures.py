@@ -139,7 +139,7 @@ def clip_sensitivity() -> str:
         found = np.array([worst(a) for a in some])
         for column, i in ((0, 2), (1, 1)):
             _dots(axes, i, some, found[:, column])
-        axes.set(xlim=(0, 2), ylim=(0, 3.15), xlabel="a, weight of the look-ahead gradient")
+        axes.set(xlim=(-0.03, 2.03), ylim=(0, 3.15), xlabel="a, weight of the look-ahead gradient")
         axes.set_title("sensitivity of the sum, in C; dots: the worst of 400 pairs", loc="left", color=MUTED)
         _legend(axes, loc="upper left")
 

@@ -1,7 +1,7 @@
 """The code blocks of a Markdown page, run as a reader would run them: from the top, in one folder, with one Python session.
 
     ```python                   runs in the page's namespace; with title="name.py" it is a file of the folder, which a later block imports
-    ```console                  each line that begins with "$ " is a command: `fiberdp` runs, `pip install` and `make` are looked up
+    ```console                  each line that begins with "$ " is a command: `fiberdp`, `python` and `torchrun` run, `pip install` and `make` are looked up
     ```text  after python       is what the block printed
 
 What is shown of an output must be what is printed, but for runs of blanks; "…" stands for anything, and with near="0.1" after the fence
@@ -18,12 +18,14 @@ import io
 import os
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fiberdp
 from fiberdp.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +33,7 @@ FENCE = re.compile(
     r"^(?:<!-- needs: (?P<name>[\w-]+) -->\n+)?(?P<indent> *)```(?P<head>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S
 )
 NUMBER = r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?"
+PROGRAMS = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}
 QUIET = ("json", "toml", "diff", "math")
 """Languages that are read and not run."""
 
@@ -128,6 +131,11 @@ def run_command(line: str, where: str) -> str:
             assert not unknown, f"{where}: {line}"
             assert name == project["name"], f"{where}: {line}"
         return ""
+    if words[0] in PROGRAMS:
+        given = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(fiberdp.__file__).parent.parent), *sys.path])}
+        done = subprocess.run([sys.executable, *PROGRAMS[words[0]], *words[1:]], capture_output=True, text=True, env=given)
+        assert done.returncode == 0, f"{where}: {line} ended with exit code {done.returncode}: {done.stderr}"
+        return done.stdout
     assert words[0] == "make", f"{where}: {words[0]} is no command that is run or looked up"
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
     assert {word for word in words[1:] if "=" not in word} <= set(targets), f"{where}: {line}"

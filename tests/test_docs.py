@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import re
@@ -54,6 +55,15 @@ def test_an_output_that_is_not_the_one_shown_is_found(tmp_path):
             run_page(page, tmp_path)
     page.write_text("```python\nprint(0.123, 4)\n```\n\n```text\n0.1…   4\n```\n")
     assert run_page(page, tmp_path) == []
+    page.write_text("```python title=\"mine.py\"\nimport fiberdp\nprint(2)\n```\n\n```console\n$ python mine.py\n2\n```\n")
+    assert run_page(page, tmp_path) == []
+
+
+def test_what_the_scripts_of_the_site_say_of_themselves():
+    for name in ("docs_hooks", "docs_docstrings"):
+        found = doctest.testmod(script(name))
+        assert found.attempted
+        assert not found.failed
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -161,8 +171,8 @@ def test_the_command_line_page_has_every_option_of_every_command(capsys):
 
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
     site = tmp_path / "site"
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)],
+    done = subprocess.run(  # --quiet would count no warnings
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
         cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
