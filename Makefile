@@ -55,4 +55,4 @@ tag:
 	touch $@ .venv/installed
 
 clean:
-	rm -rf .venv runs build dist site src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv runs build dist site src/*.egg-info .pytest_cache .ruff_cache docs/.ruff_cache

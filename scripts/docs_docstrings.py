@@ -14,13 +14,10 @@ RELATION = re.compile(r"(?:^| )(?:=|->|<=|iff|<-)(?: |$)")
 def markdown(text: str) -> str:
     """The docstring as Markdown: paragraphs that are doctests or formulas, line by line, become code.
 
-    >>> print(markdown("Adds.\\n\\n>>> 1 + 1\\n2"))
-    Adds.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
+    >>> markdown("A sum.\\n\\ng_t = a_t + b_t").splitlines()
+    ['A sum.', '', '```text', 'g_t = a_t + b_t', '```']
+    >>> markdown("Of [B, d] and _private names.")
+    'Of \\\\[B, d] and \\\\_private names.'
     """
     parts = re.split(r"\n\s*\n", text.strip("\n"))
     return "\n\n".join(_part(part) for part in parts)

@@ -1,7 +1,8 @@
 """The code blocks of a Markdown page, run as a reader would run them: from the top, in one folder, with one Python session.
 
     ```python                   runs in the page's namespace; with title="name.py" it is a file of the folder, which a later block imports
-    ```console                  each line that begins with "$ " is a command: `fiberdp`, `python` and `torchrun` run, `pip install` and `make` are looked up
+    ```console                  each line that begins with "$ " is a command: `fiberdp`, `python` and `torchrun` run; `pip install` and
+                                `make` are looked up
     ```text  after python       is what the block printed
 
 What is shown of an output must be what is printed, but for runs of blanks; "…" stands for anything, and with near="0.1" after the fence

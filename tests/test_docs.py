@@ -55,7 +55,7 @@ def test_an_output_that_is_not_the_one_shown_is_found(tmp_path):
             run_page(page, tmp_path)
     page.write_text("```python\nprint(0.123, 4)\n```\n\n```text\n0.1…   4\n```\n")
     assert run_page(page, tmp_path) == []
-    page.write_text("```python title=\"mine.py\"\nimport fiberdp\nprint(2)\n```\n\n```console\n$ python mine.py\n2\n```\n")
+    page.write_text('```python title="mine.py"\nimport fiberdp\nprint(2)\n```\n\n```console\n$ python mine.py\n2\n```\n')
     assert run_page(page, tmp_path) == []
 
 
