@@ -103,19 +103,19 @@ def clip_geometry() -> str:
         axes.plot(np.cos(angle), np.sin(angle), color=MUTED, linewidth=1.0)
         once, apart = clipped(a * ahead + (1 - a) * at_theta), a * clipped(ahead) + (1 - a) * clipped(at_theta)
         arrow = {"shrinkA": 0, "shrinkB": 0, "arrowstyle": "-|>"}
-        for u, name, colour, down in ((once, "clipped once", SERIES[2], -8), (apart, "clipped apart", SERIES[7], 2)):
+        for u, name, colour, up in ((once, "clipped once", SERIES[2], 48), (apart, "clipped apart", SERIES[7], 2)):
             axes.annotate("", u, (0, 0), arrowprops=arrow | {"color": colour, "linewidth": 2.2})
             told = f"{name}: norm {np.linalg.norm(u):.2f} C"
-            axes.annotate(told, u, xytext=(10, down), textcoords="offset points", color=colour, va="center")
+            axes.annotate(told, u, xytext=(10 if up < 10 else -40, up), textcoords="offset points", color=colour, va="center")
         for u, name, side in ((at_theta, "∇f(θ)", "right"), (ahead, "∇f(θ + γd)", "left")):
             axes.annotate("", u, (0, 0), arrowprops=arrow | {"color": MUTED, "linewidth": 1.2, "linestyle": "dashed"})
             beside = -8 if side == "right" else 8
             axes.annotate(name, u, xytext=(beside, -3), textcoords="offset points", color=INK, ha=side, va="center")
         axes.text(-0.98, 0.42, "‖u‖ ≤ C", color=MUTED, ha="right")
-        axes.set(xlim=(-2.3, 3.1), ylim=(-1.4, 1.95), aspect="equal")
+        axes.set(xlim=(-2.3, 3.1), ylim=(-1.4, 1.3), aspect="equal")
         axes.axis("off")
 
-    return drawn(draw, "clip-geometry", width=WIDE, height=3.9)
+    return drawn(draw, "clip-geometry", width=WIDE, height=3.3)
 
 
 def clip_sensitivity() -> str:
