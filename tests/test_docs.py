@@ -29,6 +29,15 @@ PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 WIDTH = 80  # columns of code that a page shows without scrolling
 
 
+def run_elsewhere(page):
+    """Whether a test file of its own runs the page's blocks, which are then no program from top to bottom (an "instead of" page)."""
+    others = [path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__)]
+    return any(f'"{page}"' in text and "exec(" in text for text in others)
+
+
+WHOLE = [page for page in PAGES if not run_elsewhere(page)]
+
+
 @pytest.fixture
 def registries():
     """As they were, whatever a page adds to them."""
@@ -39,7 +48,7 @@ def registries():
         registry.update(kept)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", WHOLE)
 def test_every_block_of_the_page_runs_and_prints_what_is_shown(page, tmp_path, registries):
     left_out = run_page(DOCS / page, tmp_path)
     if left_out:
@@ -66,7 +75,7 @@ def test_what_the_scripts_of_the_site_say_of_themselves():
         assert not found.failed
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", WHOLE)
 def test_code_fits_the_page(page):
     """Python of a page is as wide as the page at most; output may scroll."""
     for block in blocks((DOCS / page).read_text()):
