@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -13,5 +14,11 @@ def script(name):
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # where dataclasses look their annotations up
+    sys.path.insert(0, str(SCRIPTS))  # as for a script that is run, which may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(SCRIPTS))
+        del sys.modules[name]
     return module

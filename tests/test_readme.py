@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fiberdp
+from blocks import blocks, run_console, run_python
 from fiberdp.accounting import read_ledger
-from fiberdp.cli import main
 from fiberdp.filters import FILTERS
 from loading import script
 
@@ -18,22 +18,19 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_python_block_runs(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(compile(code, "README.md", "exec"), {})
-    ratio, statement = capsys.readouterr().out.strip().splitlines()
+def test_the_python_block_runs():
+    (block,) = [block for block in blocks(README) if block.language == "python"]
+    ratio, statement = run_python(block.body, {}, f"README.md:{block.line}").strip().splitlines()
     assert abs(float(ratio) - 1) < 0.05
     assert statement.endswith("0.0001 add_or_remove_one")
     assert 2.97 < float(statement.split()[0]) <= 3.0
 
 
-def test_the_account_examples_print_what_they_show(capsys):
-    examples = re.findall(r"```\n\$ fiberdp (account --num.*?)```", README, re.DOTALL)
+def test_the_account_examples_print_what_they_show():
+    examples = [block for block in blocks(README) if block.body.startswith("$ fiberdp account --num")]
     assert len(examples) == 2
-    for shown in examples:
-        command, _, output = shown.partition("\n")
-        assert main(command.split()) == 0
-        assert capsys.readouterr().out.split() == output.split()
+    for block in examples:
+        run_console(block.body, f"README.md:{block.line}")
 
 
 def test_the_method_table_names_every_method():
@@ -52,7 +49,7 @@ def test_the_filter_table_names_every_filter_with_its_noise_gain():
 
 
 def test_the_files_it_links_exist():
-    for link in re.findall(r"\]\(([\w/.]+)\)", README):
+    for link in re.findall(r"\]\(([\w/.-]+)\)", README):
         assert (ROOT / link).exists(), link
 
 
