@@ -729,12 +729,14 @@ def test_the_linear_schedule_is_the_trainers_but_for_the_first_rate(tmp_path):
 
 
 def test_bf16_is_the_engines_and_patches_nothing(tmp_path):
-    one, exact = trainer(tmp_path / "a", bf16=True, steps=2), trainer(tmp_path / "b", steps=2)
+    often = {"named": {"eval_dataset": sentences(8, 3)}, "eval_strategy": "steps", "eval_steps": 1, "steps": 2}
+    one = trainer(tmp_path / "a", bf16=True, **often)
+    assert one.accelerator.mixed_precision == "no"  # of the process, so before another trainer is made
     one.train()
-    exact.train()
     assert one.run.pipeline.engine.loss.precision == "bf16"
-    assert one.accelerator.mixed_precision == "no"
     assert "forward" not in vars(one.model)
+    exact = trainer(tmp_path / "b", **often)
+    exact.train()
     assert one.run.epsilon == exact.run.epsilon
     assert not torch.equal(weights(one.model), weights(exact.model))
 
