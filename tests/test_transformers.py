@@ -363,6 +363,19 @@ def test_callbacks_come_in_the_order_and_number_of_a_plain_trainer(tmp_path):
     assert [path.name for path in (tmp_path / "a" / "out-secret").iterdir()] == ["checkpoint-8"]
 
 
+def test_every_step_is_taken_in_training_mode_whatever_was_evaluated_before(tmp_path):
+    modes = []
+
+    class Mode(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **rest):
+            modes.extend(part.training for part in model.modules())
+
+    often = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "steps": 3}
+    trainer(tmp_path, bert(dropout=0.1), named={"callbacks": [Mode()], "eval_dataset": sentences(8, 4)}, **often).train()
+    assert modes
+    assert all(modes)
+
+
 def test_early_stopping_ends_the_run_and_epsilon_is_that_of_the_steps_taken(tmp_path):
     stop = transformers.EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=1e9)
     often = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
