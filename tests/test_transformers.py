@@ -272,7 +272,7 @@ def test_label_smoothing_is_the_trainers(name):
     own = smoother(
         {"logits": model(**{k: v for k, v in row.items() if k != "labels"}).logits}, row["labels"], shift_labels=name == "causal"
     )
-    assert float(per_example(model, row, smoothing=0.1, own=None)(model, row)) == pytest.approx(float(own), rel=1e-6)
+    assert per_example(model, row, smoothing=0.1, own=None)(model, row).item() == pytest.approx(own.item(), rel=1e-6)
     with refused("label_smoothing_factor=0.1 with a regression loss"):
         make, inputs, labels = LOSSES["regression"]
         per_example(make(), tensors(inputs, labels), smoothing=0.1, own=None)
