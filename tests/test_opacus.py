@@ -26,9 +26,9 @@ from opacus import GradSampleModule, PrivacyEngine  # noqa: E402
 from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
 
 from fiberdp.integrations.opacus import make_private, make_private_with_epsilon  # noqa: E402
+from fiberdp.integrations.opacus.criterion import PrivateLoss  # noqa: E402
 from fiberdp.integrations.opacus.hooked import HooksEngine  # noqa: E402
 from fiberdp.integrations.opacus.loader import WithEmpty  # noqa: E402
-from fiberdp.integrations.opacus.tape import PrivateLoss  # noqa: E402
 
 N, B, EPOCHS = 96, 16, 1
 KEYS = fiberdp.Keys.seeded(5)
