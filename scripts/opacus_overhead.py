@@ -24,6 +24,7 @@ from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fiberdp._allocator import keep_freed_memory
 from fiberdp._random import Keys
 from fiberdp.bench.models import MODELS, Model
 from fiberdp.bench.opacus import MODES
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)
+    keep_freed_memory()  # as `fiberdp bench` does, for both alike: else a step's time is that of page faults
     rows = [
         row
         for name in given.models.split(",")

@@ -272,7 +272,7 @@ def test_label_smoothing_is_the_trainers(name):
     own = smoother(
         {"logits": model(**{k: v for k, v in row.items() if k != "labels"}).logits}, row["labels"], shift_labels=name == "causal"
     )
-    assert float(per_example(model, row, smoothing=0.1, own=None)(model, row)) == pytest.approx(float(own), rel=1e-6)
+    assert per_example(model, row, smoothing=0.1, own=None)(model, row).item() == pytest.approx(own.item(), rel=1e-6)
     with refused("label_smoothing_factor=0.1 with a regression loss"):
         make, inputs, labels = LOSSES["regression"]
         per_example(make(), tensors(inputs, labels), smoothing=0.1, own=None)
@@ -361,6 +361,19 @@ def test_callbacks_come_in_the_order_and_number_of_a_plain_trainer(tmp_path):
     assert heard.events == plain.events
     assert [path.name for path in (tmp_path / "a" / "out").glob("checkpoint-*")] == ["checkpoint-8"]
     assert [path.name for path in (tmp_path / "a" / "out-secret").iterdir()] == ["checkpoint-8"]
+
+
+def test_every_step_is_taken_in_training_mode_whatever_was_evaluated_before(tmp_path):
+    modes = []
+
+    class Mode(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **rest):
+            modes.extend(part.training for part in model.modules())
+
+    often = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "steps": 3}
+    trainer(tmp_path, bert(dropout=0.1), named={"callbacks": [Mode()], "eval_dataset": sentences(8, 4)}, **often).train()
+    assert modes
+    assert all(modes)
 
 
 def test_early_stopping_ends_the_run_and_epsilon_is_that_of_the_steps_taken(tmp_path):
@@ -729,12 +742,14 @@ def test_the_linear_schedule_is_the_trainers_but_for_the_first_rate(tmp_path):
 
 
 def test_bf16_is_the_engines_and_patches_nothing(tmp_path):
-    one, exact = trainer(tmp_path / "a", bf16=True, steps=2), trainer(tmp_path / "b", steps=2)
+    often = {"named": {"eval_dataset": sentences(8, 3)}, "eval_strategy": "steps", "eval_steps": 1, "steps": 2}
+    one = trainer(tmp_path / "a", bf16=True, **often)
+    assert one.accelerator.mixed_precision == "no"  # of the process, so before another trainer is made
     one.train()
-    exact.train()
     assert one.run.pipeline.engine.loss.precision == "bf16"
-    assert one.accelerator.mixed_precision == "no"
     assert "forward" not in vars(one.model)
+    exact = trainer(tmp_path / "b", **often)
+    exact.train()
     assert one.run.epsilon == exact.run.epsilon
     assert not torch.equal(weights(one.model), weights(exact.model))
 

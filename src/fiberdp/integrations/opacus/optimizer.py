@@ -15,10 +15,11 @@ from torch import Tensor
 
 from fiberdp.accounting import Ledger
 from fiberdp.diagnostics.receipt import Receipt
+from fiberdp.integrations.opacus.by_hooks import HookedTape
 from fiberdp.integrations.opacus.loader import Batches
 from fiberdp.integrations.opacus.rules import rate
 from fiberdp.integrations.opacus.steps import OpacusSteps
-from fiberdp.integrations.opacus.tape import HookedTape, Tape
+from fiberdp.integrations.opacus.tape import Tape
 from fiberdp.planning import Plan
 
 

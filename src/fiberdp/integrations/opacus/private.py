@@ -20,14 +20,17 @@ from fiberdp._ranks import Ranks
 from fiberdp.augmentation import NoAugmentation
 from fiberdp.engines import GhostEngine, Loss, check_model, warn_of_dropout
 from fiberdp.flat import FlatParameters
+from fiberdp.integrations.opacus.by_ghost import GhostTape
+from fiberdp.integrations.opacus.by_hooks import HookedTape
 from fiberdp.integrations.opacus.call import CallLoss
+from fiberdp.integrations.opacus.criterion import PrivateCriterion
 from fiberdp.integrations.opacus.hooked import HooksEngine
 from fiberdp.integrations.opacus.loader import Batches, batch_size_of, private_loader
 from fiberdp.integrations.opacus.modules import GhostModule, HookedModule, unwrapped
 from fiberdp.integrations.opacus.optimizer import PrivateOptimizer
 from fiberdp.integrations.opacus.rules import tuned
 from fiberdp.integrations.opacus.steps import Handed, OpacusSteps, steps_of
-from fiberdp.integrations.opacus.tape import GhostTape, HookedTape, PrivateCriterion, Tape
+from fiberdp.integrations.opacus.tape import Tape
 from fiberdp.methods import METHODS, Method
 from fiberdp.methods import method as method_named
 from fiberdp.planning import Plan, plan
