@@ -829,3 +829,17 @@ def test_what_would_be_ignored_or_publish_raw_data_is_refused(tmp_path):
 
     with refused("train_dataset is a Stream: a data set with len() and [i] is needed"):
         trainer(tmp_path / "c", rows=Stream()).train()
+
+
+def test_the_pages_swap_runs(tmp_path, capsys):
+    """The first block of the page, with what a script has by then."""
+    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+    names = {"model": bert(), "args": arguments(tmp_path, steps=2), "train": sentences(48), "held_out": sentences(8), "tokenizer": None}
+    names["accuracy"] = lambda found: {"accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())}
+    exec(
+        compile(code.replace("compute_metrics=", "data_collator=pad,\n    compute_metrics="), "from-transformers.md", "exec"),
+        names | {"pad": pad},
+    )
+    epsilon, ratio = capsys.readouterr().out.split()[-2:]
+    assert float(epsilon) <= 3.0
+    assert float(ratio) == pytest.approx(1, abs=0.05)
