@@ -163,7 +163,7 @@ def test_the_methods_differ_from_each_other_so_that_the_comparison_can_fail():
 
 def noise_scaled_by_one_minus_a(patch):
     honest, share = Stream.add_normal_, 1 - TwoPoint().a
-    patch.setattr(Stream, "add_normal_", lambda self, out, *, step, scale: honest(self, out, step=step, scale=share * scale))
+    patch.setattr(Stream, "add_normal_", lambda self, out, *, step, scale, start=0: honest(self, out, step=step, scale=share * scale))
 
 
 def weights_swapped(patch):

@@ -243,7 +243,9 @@ class Run(Steps):
         warn_of_dropout(model)
         self.source = source
         ranks = Ranks.joined()
-        keys, flat = Keys.from_json(ranks.from_first((keys or Keys.secret()).to_json)), FlatParameters(model)
+        keys, flat = keys or Keys.secret(), FlatParameters(model)
+        if ranks.count > 1:
+            keys = Keys.from_json(ranks.from_first(keys.to_json))
         augmentation = plan.method.augmentation
         exact = Loss(model, loss_fn, augmentation.multiplicity)
         row = source.take(torch.zeros(1, dtype=torch.int64))  # read for its structure only
