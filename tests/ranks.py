@@ -170,7 +170,7 @@ def copies(out):
     data = (torch.ones(10, 3), torch.zeros(10, dtype=torch.int64))
     p = plan(method="dp-sgd", num_examples=10, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-3, clip_norm=1.0)
     run = p.private(model, lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1], reduction="none"), data)
-    return {"state": {k: v.clone() for k, v in model.state_dict().items()}, "keys": run.keys.to_json()}
+    return {"state": {k: v.clone() for k, v in model.state_dict().items()}, "keys": run.keys.to_json(), "held": sorted(vars(run.ranks))}
 
 
 def faulty(out):

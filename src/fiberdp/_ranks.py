@@ -18,7 +18,6 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
@@ -38,7 +37,10 @@ class RankLost(ConnectionError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """rank: which one of `count` processes this is, from 0.  One process alone exchanges nothing, and every method is the identity."""
+    """rank: which one of `count` processes this is, from 0.  One process alone exchanges nothing, and every method is the identity.
+
+    Holds no process group: one that is still held when the interpreter ends has threads that abort it.
+    """
 
     rank: int = 0
     count: int = 1
@@ -121,7 +123,7 @@ class Ranks:
             return [value]
         found: list[Any] = [None] * self.count
         with _exchange():
-            dist.all_gather_object(found, value, group=self._words)
+            dist.all_gather_object(found, value)
         return found
 
     def from_first(self, make: Callable[[], T]) -> T:
@@ -135,7 +137,7 @@ class Ranks:
             except (ValueError, OSError, ImportError) as error:
                 said[1] = error
         with _exchange():
-            dist.broadcast_object_list(said, src=0, group=self._words)
+            dist.broadcast_object_list(said, src=0)
         if said[1] is not None:
             raise said[1]
         return said[0]
@@ -156,11 +158,6 @@ class Ranks:
             return store.add(_SAID + text, 1) == 1
         except RuntimeError:  # the process that kept the store is gone
             return True
-
-    @cached_property
-    def _words(self) -> Any:
-        """The group over which plain values travel: gloo's, whatever the vectors use."""
-        return dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
 def launched() -> int:
@@ -183,7 +180,7 @@ def join(device: str) -> Iterator[tuple[Ranks, str]]:
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
     with _exchange():
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
     try:
         yield Ranks.joined(), device
         with _exchange():
