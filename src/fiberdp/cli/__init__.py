@@ -37,14 +37,17 @@ app.add_typer(diagnose.diagnose, name="diagnose")
 
 @app.callback(invoke_without_command=True)
 def _begin(context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-    started, command = os.environ.get("WORLD_SIZE", "1"), context.invoked_subcommand
-    if started not in ("", "1") and command not in (None, "train"):
-        if os.environ.get("RANK", "0") != "0":
-            raise typer.Exit(2)
-        raise ValueError(
-            f"{command} in {started} processes: only train shares its work between processes that were started together; this would be "
-            "done once by each. Start one, which uses all cores by itself."
-        )
+    command = context.invoked_subcommand
+    if "WORLD_SIZE" in os.environ and command not in (None, "train"):
+        from fiberdp._ranks import launched
+
+        if (started := launched()) > 1:
+            if os.environ.get("RANK", "0") != "0":
+                raise typer.Exit(2)
+            raise ValueError(
+                f"{command} in {started} processes: only train shares its work between processes that were started together; this would be "
+                "done once by each. Start one, which uses all cores by itself."
+            )
     if version:
         from fiberdp._version import __version__
 

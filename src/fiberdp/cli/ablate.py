@@ -32,13 +32,8 @@ def ablate(
     from fiberdp.record import to_text
 
     settings = {
-        "epochs": epochs,
-        "steps": steps,
-        "batch_size": batch_size,
-        "clip_norm": clip_norm,
-        "multiplicity": multiplicity,
-        "data": data,
-    }
+        "epochs": epochs, "steps": steps, "batch_size": batch_size, "clip_norm": clip_norm, "multiplicity": multiplicity, "data": data,
+    }  # fmt: skip
     with runs(quiet=json) as observer:
         found = ablated(
             recipe, study, epsilon=epsilon, seeds=seeds, trials=trials, out=out, workers=workers, observer=observer,

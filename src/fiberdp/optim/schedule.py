@@ -13,7 +13,26 @@ from fiberdp import _validate
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmupCosine:
+class _Warmup:
+    """warmup: share of the steps over which the rate rises linearly."""
+
+    warmup: float = 0.05
+
+    def __post_init__(self) -> None:
+        _validate.interval("warmup", self.warmup, 0, 1, open_high=True, why="It is the share of steps spent warming up.")
+
+    def factor(self, t: int, steps: int) -> float:
+        """What the learning rate is multiplied by at step t of `steps`, t from 0."""
+        rising = math.ceil(self.warmup * steps)
+        return (t + 1) / rising if t < rising else self.after(t - rising, max(1, steps - rising))
+
+    def after(self, done: int, left: int) -> float:
+        """The same `done` steps after the warm-up, which left `left` of them."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupCosine(_Warmup):
     """Linear warm-up over the first `warmup` share of the steps, then a cosine to 0 (paper, E.1: 1/20).
 
     >>> schedule = WarmupCosine(warmup=0.1)
@@ -22,19 +41,13 @@ class WarmupCosine:
     """
 
     name: ClassVar[str] = "warmup_cosine"
-    warmup: float = 0.05
 
-    def __post_init__(self) -> None:
-        _check(self.warmup)
-
-    def factor(self, t: int, steps: int) -> float:
-        """What the learning rate is multiplied by at step t of `steps`, t from 0."""
-        rising = math.ceil(self.warmup * steps)
-        return (t + 1) / rising if t < rising else 0.5 * (1 + math.cos(math.pi * (t - rising) / max(1, steps - rising)))
+    def after(self, done: int, left: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * done / left))
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmupLinear:
+class WarmupLinear(_Warmup):
     """Linear warm-up over the first `warmup` share of the steps, then a line to 0, which the step after the last would reach.
 
     >>> schedule = WarmupLinear(warmup=0.1)
@@ -43,19 +56,13 @@ class WarmupLinear:
     """
 
     name: ClassVar[str] = "warmup_linear"
-    warmup: float = 0.05
 
-    def __post_init__(self) -> None:
-        _check(self.warmup)
-
-    def factor(self, t: int, steps: int) -> float:
-        """What the learning rate is multiplied by at step t of `steps`, t from 0."""
-        rising = math.ceil(self.warmup * steps)
-        return (t + 1) / rising if t < rising else (steps - t) / max(1, steps - rising)
+    def after(self, done: int, left: int) -> float:
+        return (left - done) / left
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmupConstant:
+class WarmupConstant(_Warmup):
     """Linear warm-up over the first `warmup` share of the steps, then the learning rate as it is.
 
     >>> [WarmupConstant(warmup=0.1).factor(t, 20) for t in (0, 1, 2, 19)]
@@ -63,14 +70,9 @@ class WarmupConstant:
     """
 
     name: ClassVar[str] = "warmup_constant"
-    warmup: float = 0.05
 
-    def __post_init__(self) -> None:
-        _check(self.warmup)
-
-    def factor(self, t: int, steps: int) -> float:
-        """What the learning rate is multiplied by at step t of `steps`, t from 0."""
-        return min(1.0, (t + 1) / max(1, math.ceil(self.warmup * steps)))
+    def after(self, done: int, left: int) -> float:
+        return 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +83,6 @@ class Constant:
 
     def factor(self, t: int, steps: int) -> float:
         return 1.0
-
-
-def _check(warmup: float) -> None:
-    _validate.interval("warmup", warmup, 0, 1, open_high=True, why="It is the share of steps spent warming up.")
 
 
 SCHEDULES = {cls.name: cls for cls in (WarmupCosine, WarmupLinear, WarmupConstant, Constant)}
