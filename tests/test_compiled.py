@@ -9,9 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from fiberdp.engines import parts
-from fiberdp.engines.compiled import Windows, compiled_gram, compiled_products
+from fiberdp.engines.compiled import Windows, compiled_gram, compiled_product, compiled_products, compiled_sum
 from fiberdp.engines.layers import conv
 from fiberdp.engines.parts import Block, Outer
+from fiberdp.engines.sums import add_weighted_rows_
 
 pytestmark = pytest.mark.skipif(compiled_gram(torch.float32) is None, reason="no C compiler with OpenMP here")
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-13}
@@ -145,3 +146,89 @@ def test_windows_may_overlap():
     memory, left = torch.arange(20.0).view(2, 10), torch.randn(2, 7, 3)
     total, _ = compiled_products(torch.float32)([Block(1.0, left, memory)], Windows(torch.arange(7), 4, 4, 0))
     assert torch.allclose(total, torch.einsum("bsq,bsp->bqp", left, memory.unfold(1, 4, 1)), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_weighted_sums_of_rows(dtype, fresh):
+    """Sizes around those at which pieces and groups of rows end; what `out` held counts only if it is not fresh."""
+    generator = torch.Generator().manual_seed(0)
+    for b in (0, 1, 7, 8, 9, 16, 33):
+        for n in (1, 15, 1023, 1024, 1025, 5000):
+            rows, factors, held = (torch.randn(*shape, generator=generator, dtype=dtype) for shape in ((b, n), (b,), (n,)))
+            right = (0 if fresh else held.double()) + factors.double() @ rows.double()
+            size = held.double().abs() + factors.double().abs() @ rows.double().abs()
+            out = torch.full_like(held, torch.nan) if fresh else held.clone()
+            add_weighted_rows_(out, rows, factors, fresh=fresh)
+            assert (out - right).abs().le(TOLERANCE[dtype] * size).all()
+
+
+def test_weighted_sums_of_rows_by_any_number_of_threads():
+    rows, factors = torch.randn(37, 10_001), torch.randn(37)
+    weighted, before, found = compiled_sum(torch.float32), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(torch.empty(10_001))
+            weighted(rows, factors, found[-1], fresh=True)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_weighted_sums_of_other_memory():
+    """Rows or a result that are not dense, or of a type the function does not know, are torch's."""
+    rows, factors = torch.randn(5, 12), torch.randn(5)
+    for given in (torch.randn(12, 5).t(), rows[:1].expand(5, 12), torch.randn(5, 24)[:, ::2]):
+        out = torch.ones(12)
+        add_weighted_rows_(out, given, factors)
+        assert torch.allclose(out, 1 + factors @ given, atol=1e-5)
+    strided = torch.zeros(24)
+    add_weighted_rows_(strided[::2], rows, factors)
+    assert torch.allclose(strided[::2], factors @ rows, atol=1e-5)
+    assert not strided[1::2].any()
+    short = torch.zeros(12, dtype=torch.bfloat16)
+    add_weighted_rows_(short, rows.bfloat16(), factors.bfloat16(), fresh=True)
+    assert torch.allclose(short.float(), factors @ rows, atol=0.3)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_weighted_products_of_any_factors(dtype, monkeypatch):
+    """By the compiled function, wherever torch's is as fast too, and by torch; what `out` held counts only if it is not fresh."""
+    compiled_product.cache_clear()
+    monkeypatch.setattr("fiberdp.engines.compiled._narrow_products", lambda: True)
+    monkeypatch.setattr(parts, "LEAST_PRODUCTS", 0)
+    for by_torch in (False, True):
+        if by_torch:
+            monkeypatch.setattr(parts, "compiled_product", lambda *_: None)
+        for seed in range(60):
+            blocks = drawn(seed, dtype, 1 + seed % 3)
+            if seed % 7 == 0:  # a parameter that is used twice, at other positions
+                blocks.append(Block(0.5, *(torch.cat([x, x[:, :1]], 1) for x in (blocks[0].left, blocks[0].right))))
+            factors = torch.rand(len(blocks[0].left), dtype=dtype)
+            right = torch.einsum("b,bqp->qp", factors.double(), gradients(blocks))
+            size = sum(abs(block.weight) * float(block.left.double().norm() * block.right.double().norm()) for block in blocks)
+            held = torch.randn(right.shape, dtype=dtype)
+            for fresh in (False, True):
+                out = torch.full_like(held, torch.nan) if fresh else held.clone()
+                Outer(blocks).add_weighted_(out, factors, fresh=fresh)
+                assert (out - right - (0 if fresh else held)).abs().max() <= TOLERANCE[dtype] * (size + 4)
+    compiled_product.cache_clear()
+
+
+def test_weighted_products_by_any_number_of_threads(monkeypatch):
+    compiled_product.cache_clear()
+    monkeypatch.setattr("fiberdp.engines.compiled._narrow_products", lambda: True)
+    pairs = [(torch.randn(500, 205), torch.randn(500, 70)) for _ in "12"]
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(torch.empty(205, 70))
+            compiled_product(torch.float32)(pairs, found[-1], fresh=True)
+    finally:
+        torch.set_num_threads(before)
+        compiled_product.cache_clear()
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

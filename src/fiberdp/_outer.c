@@ -1,5 +1,5 @@
 /* Per-example gradients Sum_s L_s R_s^T, for engines/parts.py: their squared norms from the factors alone (gram), or themselves and their
-   squared norms in one go (dense).  This file is included once for each type. */
+   squared norms in one go (dense); and the weighted sum of gradients (sum).  This file is included once for each type. */
 
 #ifdef _OPENMP
 #ifndef T
@@ -17,6 +17,7 @@ enum { BYTES = 16, HIGH = 4, WIDE = 3, ROWS = 6 };
 #endif
 enum { TILE = HIGH * WIDE, BLOCKS = 16, TILES = 2, CHUNK_BYTES = 3072 };  /* of gram: columns of a chunk stay in the nearest cache */
 enum { DEPTH = 256, PANEL = 192 };                                        /* of dense; ROWS divides PANEL */
+enum { SPAN = 1024, TOGETHER = 8 };                                       /* of sum: entries that stay near, rows that are read at a time */
 
 #define UNROLL _Pragma("GCC unroll 16")
 #ifdef __x86_64__
@@ -221,52 +222,100 @@ static inline void NAME(pack_windows)(const T *from, const int64_t *starts, int6
         for (int i = 0; i < WIDTH; i++) packed[i] = i < used ? from[starts[k] + offset[i]] : 0;
 }
 
+/* The factors of all points: see NAME(dense). */
+typedef struct {
+    const T *const *l, *const *r;
+    const int64_t *strides, *starts;
+    const double *weights;
+    int64_t apart, run, jump, points, s, p;
+} NAME(factors);
+
+/* Rows row ... row + rows - 1 of result [q, p], = (or += if `add`) Sum_points w Sum_s l_s r_s^T of one example; returns their squared norm. */
+static double NAME(panel)(const NAME(factors) *f, int64_t example, int64_t row, int64_t rows, int add, T *result) {
+    enum { COLUMNS = 2 * NAME(LANES) };
+    T left[DEPTH * PANEL], right[DEPTH * COLUMNS], edge[ROWS * COLUMNS];
+    const int64_t s = f->s, p = f->p, positions = f->points * s;
+    double total = 0;
+    for (int64_t first = 0; first < positions; first += DEPTH) {
+        int64_t depth = positions - first < DEPTH ? positions - first : DEPTH;
+        int more = add || first > 0, last = first + depth == positions;
+        for (int64_t column = 0; column < p; column += COLUMNS) {
+            int columns = p - column < COLUMNS ? p - column : COLUMNS;
+            for (int64_t k = 0; k < depth;) {  /* positions of one point */
+                int64_t point = (first + k) / s, at = (first + k) % s, steps = s - at < depth - k ? s - at : depth - k;
+                int64_t stride = f->strides[2 * point + 1];
+                const T *l = f->l[point] + example * f->strides[2 * point] + at * stride + row;
+                const T *r = f->r[point] + example * f->apart;
+                if (column == 0)
+                    for (int64_t i = 0; i < rows; i += ROWS)
+                        NAME(pack)(l + i, stride, steps, f->weights[point], rows - i < ROWS ? rows - i : ROWS, left + i * depth + k * ROWS);
+                NAME(pack_windows)(r, f->starts + at, steps, f->run, f->jump, column, columns, right + k * COLUMNS);
+                k += steps;
+            }
+            for (int64_t i = 0; i < rows; i += ROWS) {
+                int high = rows - i < ROWS ? rows - i : ROWS;
+                T *tile = result + (row + i) * p + column;
+                double sum;
+                if (high == ROWS && columns == COLUMNS) {
+                    sum = NAME(multiply)(left + i * depth, right, depth, more, tile, p);
+                } else {
+                    memset(edge, 0, sizeof edge);
+                    for (int a = 0; more && a < high; a++) memcpy(edge + a * COLUMNS, tile + a * p, columns * sizeof(T));
+                    sum = NAME(multiply)(left + i * depth, right, depth, more, edge, COLUMNS);
+                    for (int a = 0; a < high; a++) memcpy(tile + a * p, edge + a * COLUMNS, columns * sizeof(T));
+                }
+                if (last) total += sum;
+            }
+        }
+    }
+    return total;
+}
+
 /* out[example] [q, p] = Sum_points w Sum_s l_s r_s^T, squares[example] = |out[example]|^2.  l, r: a pointer a point.  l [examples, s, q]
    with a dense last dimension, strides[2 point ...] of the first two.  r: a row of p entries is Sum_i [run entries at i jump], examples
-   are `apart` and row s begins at starts[s].  All in entries. */
+   are `apart` and row s begins at starts[s].  All in entries.  Threads share the examples. */
 void NAME(dense)(const T *const *l, const T *const *r, const int64_t *strides, int64_t apart, const int64_t *starts, int64_t run, int64_t jump,
                  const double *weights, int64_t points, int64_t examples, int64_t s, int64_t q, int64_t p, int threads, T *out,
                  double *squares) {
-    enum { COLUMNS = 2 * NAME(LANES) };
+    const NAME(factors) f = {l, r, strides, starts, weights, apart, run, jump, points, s, p};
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t example = 0; example < examples; example++) {
-        T left[DEPTH * PANEL], right[DEPTH * COLUMNS], edge[ROWS * COLUMNS], *result = out + example * q * p;
         double total = 0;
-        for (int64_t first = 0; first < points * s; first += DEPTH) {
-            int64_t depth = points * s - first < DEPTH ? points * s - first : DEPTH;
-            int more = first > 0, last = first + depth == points * s;
-            for (int64_t row = 0; row < q; row += PANEL) {
-                int64_t rows = q - row < PANEL ? q - row : PANEL;
-                for (int64_t column = 0; column < p; column += COLUMNS) {
-                    int columns = p - column < COLUMNS ? p - column : COLUMNS;
-                    for (int64_t k = 0; k < depth;) {  /* positions of one point */
-                        int64_t point = (first + k) / s, at = (first + k) % s, steps = s - at < depth - k ? s - at : depth - k;
-                        int64_t stride = strides[2 * point + 1];
-                        const T *L = l[point] + example * strides[2 * point] + at * stride + row;
-                        if (column == 0)
-                            for (int64_t i = 0; i < rows; i += ROWS)
-                                NAME(pack)(L + i, stride, steps, weights[point], rows - i < ROWS ? rows - i : ROWS, left + i * depth + k * ROWS);
-                        NAME(pack_windows)(r[point] + example * apart, starts + at, steps, run, jump, column, columns, right + k * COLUMNS);
-                        k += steps;
-                    }
-                    for (int64_t i = 0; i < rows; i += ROWS) {
-                        int high = rows - i < ROWS ? rows - i : ROWS;
-                        T *tile = result + (row + i) * p + column;
-                        double sum;
-                        if (high == ROWS && columns == COLUMNS) {
-                            sum = NAME(multiply)(left + i * depth, right, depth, more, tile, p);
-                        } else {
-                            memset(edge, 0, sizeof edge);
-                            for (int a = 0; more && a < high; a++) memcpy(edge + a * COLUMNS, tile + a * p, columns * sizeof(T));
-                            sum = NAME(multiply)(left + i * depth, right, depth, more, edge, COLUMNS);
-                            for (int a = 0; a < high; a++) memcpy(tile + a * p, edge + a * COLUMNS, columns * sizeof(T));
-                        }
-                        if (last) total += sum;
-                    }
-                }
+        for (int64_t row = 0; row < q; row += PANEL)
+            total += NAME(panel)(&f, example, row, q - row < PANEL ? q - row : PANEL, 0, out + example * q * p);
+        squares[example] = total;
+    }
+}
+
+/* out [q, p] = (or += if `more`) Sum_points Sum_s l_s r_s^T.  l [s, q] and r [s, p] with dense last dimensions; strides: of each point's l
+   twice, so that they are those of `dense`; starts: of the rows of r.  Threads share the rows of `out`. */
+void NAME(product)(const T *const *l, const T *const *r, const int64_t *strides, const int64_t *starts, const double *weights, int64_t points,
+                   int64_t s, int64_t q, int64_t p, int more, int threads, T *out) {
+    const NAME(factors) f = {l, r, strides, starts, weights, 0, p, 0, points, s, p};
+    int64_t share = ((q + threads - 1) / threads + ROWS - 1) / ROWS * ROWS, high = share < PANEL ? share : PANEL;
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t row = 0; row < q; row += high) NAME(panel)(&f, 0, row, q - row < high ? q - row : high, more, out);
+}
+
+/* ---- sum: out[j] = (or += if `more`) Sum_i weights[i] rows[i n + j], j < n.  TOGETHER streams of memory at a time, in their order: the
+   entries do not depend on the number of threads. */
+void NAME(sum)(const T *rows, const T *weights, int64_t count, int64_t n, int more, int threads, T *out) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t from = 0; from < n; from += SPAN) {
+        int64_t i = 0, span = n - from < SPAN ? n - from : SPAN;
+        T total[SPAN] __attribute__((aligned(BYTES))) = {0};
+        if (more) memcpy(total, out + from, span * sizeof(T));
+        for (; i + TOGETHER <= count; i += TOGETHER) {
+            const T *row = rows + i * n + from;
+            for (int64_t j = 0; j < span; j++) {
+                T sum = total[j];
+                UNROLL for (int k = 0; k < TOGETHER; k++) sum += weights[i + k] * row[k * n + j];
+                total[j] = sum;
             }
         }
-        squares[example] = total;
+        for (; i < count; i++)
+            for (int64_t j = 0; j < span; j++) total[j] += weights[i] * rows[i * n + from + j];
+        memcpy(out + from, total, span * sizeof(T));
     }
 }
 

@@ -66,6 +66,7 @@ def bench(
         "elements": elements,
         "rounds": rounds,
         "threads": torch.get_num_threads(),
+        "instructions": instructions(),
         "versions": {name: value for name, value in versions().items() if name != "commit"} | {"opacus": package_version("opacus")},
         "variants": list(variants),
         "batch": batch_size,
@@ -103,6 +104,12 @@ def bench(
                 progress(str(error))
             keep()
     return found
+
+
+def instructions() -> list[str]:
+    """Those of this processor that decide how fast matrix products are; without one of the last two, products in bf16 are emulated."""
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return [name for name in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16") if capabilities.get(name)]
 
 
 def _held(kept: str | Path | None, settings: dict[str, Any]) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@
 | first inputs shared        | the first layer's factors are kept and multiplied for every point              |
 | channels-last weights      | convolutions in torch's default layout                                         |
 | windows of the input       | every weight gradient of a convolution by one grouped convolution              |
-| products in C              | torch's batched products, and windows written out before them                  |
+| products in C              | torch's products and weighted sums, and windows written out before them        |
 | micro-batches              | the whole batch at once (what the bound on memory costs: below 1, it costs)    |
 | noise in C                 | the cipher of a library, torch's logarithm, sine and cosine (model `update`)   |
 """
@@ -25,7 +25,7 @@ from fiberdp._random import Keys
 from fiberdp.bench.clock import interleaved
 from fiberdp.bench.models import Model
 from fiberdp.bench.ours import clipped_sum, private_run
-from fiberdp.engines import cost, ghost, parts
+from fiberdp.engines import cost, ghost, parts, sums
 from fiberdp.engines.layers import conv, linear
 from fiberdp.engines.parts import Outer
 from fiberdp.trainer import Run
@@ -70,7 +70,12 @@ def _products_by_torch(run: Run) -> Iterator[None]:
     def none(*_: Any) -> None:
         return None
 
-    with _set(parts, compiled_gram=none, compiled_products=none), _set(conv, compiled_products=none), _set(cost, compiled_gram=none):
+    with (
+        _set(parts, compiled_gram=none, compiled_products=none, compiled_product=none),
+        _set(conv, compiled_products=none),
+        _set(cost, compiled_gram=none),
+        _set(sums, compiled_sum=none),
+    ):
         yield
 
 

@@ -22,8 +22,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fiberdp.engines.compiled import compiled_gram, compiled_products
-from fiberdp.engines.sums import BLOCK, lost, squared_norms
+from fiberdp.engines.compiled import LEAST_PRODUCTS, compiled_gram, compiled_product, compiled_products
+from fiberdp.engines.sums import BLOCK, add_weighted_rows_, lost, squared_norms
 
 GRAM_ERROR = {torch.float64: 2.0**-48, torch.float32: 2.0**-21}
 """What rounding may have taken from <L L^T, R R^T>, in units of its diagonal: terms of both signs cancel, rounding errors do not."""
@@ -70,9 +70,11 @@ class Dense:
     def add_weighted_(self, out: Tensor, factors: Tensor, *, fresh: bool = False) -> None:
         flat, factors = self.held.reshape(len(factors), -1), factors.to(self.held.dtype)
         if self.order is None:
-            out.view(-1).addmv_(flat.t(), factors, beta=int(not fresh))
+            add_weighted_rows_(out.view(-1), flat, factors, fresh=fresh)
         else:
-            total = torch.mv(flat.t(), factors).view(1, *self.held.shape[1:]).permute(self.order)[0]
+            total = flat.new_empty(flat.shape[1])
+            add_weighted_rows_(total, flat, factors, fresh=True)
+            total = total.view(1, *self.held.shape[1:]).permute(self.order)[0]
             out.copy_(total) if fresh else out.add_(total)
 
     def dense(self) -> Dense:
@@ -102,15 +104,30 @@ class Outer:
 
     def add_weighted_(self, out: Tensor, factors: Tensor, *, fresh: bool = False) -> None:
         out = out.view(self.blocks[0].left.shape[2], self.blocks[0].right.shape[2])
-        for block in self.blocks:
-            left, right = block.left, block.right
-            weights = (factors * block.weight)[:, None, None].to(left.dtype)
-            if left.shape[2] <= right.shape[2]:
-                left = left * weights
-            else:
-                right = right * weights
-            out.addmm_(left.flatten(0, 1).t(), right.flatten(0, 1), beta=int(not fresh))
+        pairs = [self._weighted(block, factors) for block in self.blocks]
+        product = compiled_product(out.dtype, out.device.type)
+        if (
+            product
+            and out.is_contiguous()
+            and len({len(left) for left, _ in pairs}) == 1
+            and len(pairs[0][0]) * out.numel() >= LEAST_PRODUCTS
+        ):
+            product(pairs, out, fresh=fresh)
+            return
+        for left, right in pairs:
+            out.addmm_(left.t(), right, beta=int(not fresh))
             fresh = False
+
+    @staticmethod
+    def _weighted(block: Block, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """[b s, q] and [b s, p], one of them weighted: that which has fewer entries."""
+        left, right = block.left, block.right
+        weights = (factors * block.weight)[:, None, None].to(left.dtype)
+        if left.shape[2] <= right.shape[2]:
+            left = left * weights
+        else:
+            right = right * weights
+        return left.flatten(0, 1), right.flatten(0, 1)
 
     def dense(self) -> Dense:
         first, *others = self.blocks

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fiberdp.engines.compiled import compiled_sum
 from fiberdp.flat import Slot
 
 LARGEST_MICRO_BATCH = 256  # beyond it the working set leaves the cache and nothing gets faster
@@ -90,8 +91,17 @@ def clipped_total(leaves: Iterable[tuple[Slot, Tensor]], clip: Clip, out: Tensor
         u = u.flatten(1) if u.dim() > 1 else u.unsqueeze(1)
         if silenced:
             u = torch.where(finite[:, None], u, 0.0)
-        out[slot.start : slot.stop].addmv_(u.t(), weights)
+        add_weighted_rows_(out[slot.start : slot.stop], u, weights)
     return norms
+
+
+def add_weighted_rows_(out: Tensor, rows: Tensor, factors: Tensor, *, fresh: bool = False) -> None:
+    """out += Sum_i factor_i row_i, in place, or out = that if `fresh` (whatever it held); out [n], rows [b, n], factors [b]."""
+    weighted = compiled_sum(out.dtype, out.device.type)
+    if weighted and rows.dtype == factors.dtype == out.dtype and out.is_contiguous() and rows.is_contiguous():
+        weighted(rows, factors, out, fresh=fresh)
+    else:
+        out.addmv_(rows.t(), factors, beta=int(not fresh))
 
 
 def fitting_micro_batch(bytes_each: int, budget: int, copies: int, small: int = 0) -> int:
