@@ -5,6 +5,8 @@ results/    its tables; records.jsonl, one record of a run a line, without the s
             deviation stay); sweeps.jsonl, one sweep a line.  Left behind: keys, weights, and ledgers, of which a record has the last
             link of the chain: runs of a seed can be made again, bit by bit.  A comparison is joined with what results/ holds of the
             same settings: a table of several epsilons may be made on several days.
+
+--back      the other way: a folder RUNS in which `fiberdp compare --out RUNS --tuned RUNS/sweeps/…/sweep.json` finds what is done
 """
 
 from __future__ import annotations
@@ -58,11 +60,26 @@ def keep_comparison(found: dict[str, Any], results: Path) -> None:
     (results / "comparison.csv").write_text(table(found))
 
 
+def put_back(results: Path, runs: Path) -> None:
+    runs.mkdir(parents=True)  # nothing that is there is overwritten
+    shutil.copy(results / "settings.json", runs / "settings.json")
+    for kind, key, name in (("runs", "name", "record.json"), ("sweeps", "study", "sweep.json")):
+        path = results / ("records.jsonl" if kind == "runs" else "sweeps.jsonl")
+        for line in path.read_text().splitlines() if path.exists() else ():
+            folder = runs / kind / json.loads(line)[key]
+            folder.mkdir(parents=True)
+            (folder / name).write_text(line)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("results", type=Path)
+    parser.add_argument("--back", action="store_true")
     given = parser.parse_args()
+    if given.back:
+        put_back(given.results, given.runs)
+        return
     given.results.mkdir(parents=True, exist_ok=True)
     for pattern in ("ablation.*", "settings.json"):
         for path in given.runs.glob(pattern):

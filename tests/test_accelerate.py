@@ -63,6 +63,16 @@ def test_the_pages_loop_runs():
     assert len(names["run"].ledger) == 3
 
 
+def test_fp16_is_the_engines(monkeypatch):
+    """The Accelerator takes it with a GPU alone; what it says is read all the same."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    monkeypatch.setattr(accelerate.Accelerator, "mixed_precision", "fp16")
+    run = private(accelerator, plan(), model(), loss_fn, DATA, keys=KEYS)
+    assert run.pipeline.engine.loss.precision == "fp16"
+    list(run)
+    assert run.flat.theta.isfinite().all()
+
+
 def test_what_it_would_wrap_or_nothing_would_read_is_refused(monkeypatch):
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
     with pytest.raises(ValueError, match=r"gradient_accumulation_steps=4\): nothing would read it"):
@@ -77,6 +87,6 @@ def test_what_it_would_wrap_or_nothing_would_read_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="Accelerator with 2 processes, NO: a private run has one process"):
         private(fresh_one, plan(), model(), loss_fn, DATA)
     monkeypatch.undo()
-    monkeypatch.setattr(accelerate.Accelerator, "mixed_precision", "fp16")
-    with pytest.raises(ValueError, match=r"mixed_precision='fp16'\): must be one of no, bf16"):
+    monkeypatch.setattr(accelerate.Accelerator, "mixed_precision", "fp8")
+    with pytest.raises(ValueError, match=r"mixed_precision='fp8'\): must be one of no, bf16, fp16"):
         private(fresh_one, plan(), model(), loss_fn, DATA)

@@ -630,7 +630,6 @@ def test_every_argument_of_the_trainer_is_used_passed_or_refused_and_the_page_sa
     ("given", "says"),
     [
         ({"max_grad_norm": 0.5}, "max_grad_norm=0.5"),
-        ({"fp16": True}, "fp16=True"),
 ({"activation_checkpointing": True}, "activation_checkpointing=True"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size=True"),
@@ -741,12 +740,13 @@ def test_the_linear_schedule_is_the_trainers_but_for_the_first_rate(tmp_path):
         assert mine[:3] == pytest.approx(rates[1:4])
 
 
-def test_bf16_is_the_engines_and_patches_nothing(tmp_path):
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_is_the_engines_and_patches_nothing(precision, tmp_path):
     often = {"named": {"eval_dataset": sentences(8, 3)}, "eval_strategy": "steps", "eval_steps": 1, "steps": 2}
-    one = trainer(tmp_path / "a", bf16=True, **often)
+    one = trainer(tmp_path / "a", **{precision: True}, **often)
     assert one.accelerator.mixed_precision == "no"  # of the process, so before another trainer is made
     one.train()
-    assert one.run.pipeline.engine.loss.precision == "bf16"
+    assert one.run.pipeline.engine.loss.precision == precision
     assert "forward" not in vars(one.model)
     exact = trainer(tmp_path / "b", **often)
     exact.train()

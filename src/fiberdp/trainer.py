@@ -20,7 +20,19 @@ from fiberdp._random import Keys
 from fiberdp._ranks import Ranks
 from fiberdp.accounting import Ledger
 from fiberdp.diagnostics.receipt import Receipt, noise_receipt, receipt_steps
-from fiberdp.engines import ENGINES, PRECISIONS, Loss, LossFn, check_independent, check_loss, check_model, faster, prove, warn_of_dropout
+from fiberdp.engines import (
+    ENGINES,
+    PRECISIONS,
+    Loss,
+    LossFn,
+    check_independent,
+    check_loss,
+    check_model,
+    faster,
+    prove,
+    warn_of_compiled,
+    warn_of_dropout,
+)
 from fiberdp.flat import FlatParameters
 from fiberdp.optim import Optimizer
 from fiberdp.pipeline import Pipeline
@@ -203,8 +215,9 @@ class Run(Steps):
     keys: where all randomness comes from; by default secret operating-system entropy.  ledger: path of the ledger file; without one
     it is kept in memory.  engine, micro_batch_size: change time and memory, never epsilon, and never the result but by rounding, with
     one exception: a model that draws random numbers (dropout) gets its masks a micro-batch at a time from vmap and ghost, an example from
-    loop.  engine "auto": the faster of ghost and vmap, measured here; `engine` of the run says which.  precision "bf16": the forward and
-    backward passes in bfloat16 (torch.autocast); norms, sums, noise and state as always, so the guarantee is the same, the gradients not.
+    loop.  engine "auto": the faster of ghost and vmap, measured here; `engine` of the run says which.  precision "bf16", "fp16": the
+    forward and backward passes in half precision (torch.autocast); norms, sums, noise and state as always, so the guarantee is the same,
+    the gradients not.  In fp16 losses are scaled by a constant, 1,024; an example whose gradient overflows all the same contributes 0.
 
     Guarantee: the sequence of releases, and so everything computed from them (theta included), is
     (epsilon, delta)-DP under the plan's relation; each step is charged before its release, an empty batch and a NaN example included.
@@ -232,7 +245,7 @@ class Run(Steps):
         ledger: str | None = None,
     ) -> None:
         _validate.choice("engine", engine, (*ENGINES, "auto"))
-        _validate.choice("precision", precision, PRECISIONS)
+        _validate.choice("precision", precision, tuple(PRECISIONS))
         source = as_source(dataset, collate)
         if len(source) != plan.num_examples:
             raise ValueError(
@@ -241,6 +254,7 @@ class Run(Steps):
             )
         check_model(model)
         warn_of_dropout(model)
+        warn_of_compiled(model)
         self.source = source
         ranks = Ranks.joined()
         keys, flat = keys or Keys.secret(), FlatParameters(model)

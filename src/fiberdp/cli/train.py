@@ -44,7 +44,9 @@ def train(
     engine: Annotated[
         str, typer.Option(help="ghost, vmap or loop; auto measures which of the first two is faster. Changes no epsilon.")
     ] = "ghost",
-    precision: Annotated[str, typer.Option(help="Of the forward and backward pass: float32 or bf16; changes no epsilon.")] = "float32",
+    precision: Annotated[
+        str, typer.Option(help="Of the forward and backward pass: float32, bf16 or fp16; changes no epsilon.")
+    ] = "float32",
     micro_batch_size: Annotated[int | None, typer.Option(help="Examples in memory at a time; changes no epsilon.")] = None,
     exact_noise: Annotated[
         bool, typer.Option("--exact-noise", help="White noise in exact arithmetic: its last bits tell nothing; slower, 0.1 % more noise.")

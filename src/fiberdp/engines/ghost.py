@@ -156,14 +156,14 @@ class GhostEngine:
     def _evaluate(self, point: Tensor, weight: float, batch: Any, examples: int, seed: int, scale: float) -> tuple[Capture, Tensor]:
         """One forward and one backward to the layers' outputs, with the parameters of `point`."""
         assert self.sites is not None
-        rows = examples * self.loss.multiplicity
+        rows, up = examples * self.loss.multiplicity, self.loss.gradient_scale
         views = self.flat.views(point)
         for name in self._channels_last:
             views[name] = channels_last(views[name])
         with random_state(seed, point.device), torch.enable_grad():  # the same dropout masks at every point
-            with Capture(self.sites, views, weight, examples) as capture:
+            with Capture(self.sites, views, weight / up, examples) as capture:
                 losses = self.loss.at(views, batch, rows)
-            capture.gradients(losses * (scale / self.loss.multiplicity))
+            capture.gradients(losses * (up * scale / self.loss.multiplicity))
         return capture, losses.detach()
 
     def _parts(self, captures: list[Capture], examples: int) -> dict[str, Part]:

@@ -35,7 +35,7 @@ class LoopEngine:
         theta = self.flat.theta.detach()
         total = torch.zeros_like(theta) if out is None else out
         where = points(theta, d, probes)
-        slack = 1 + NORM_SLACK[theta.dtype]
+        slack, up = 1 + NORM_SLACK[theta.dtype], self.loss.gradient_scale
         groups = torch.tensor(clip.groups([slot.name for slot in self.flat.slots]), device=theta.device)
         for i in range(_tree.rows(batch)):
             example = _tree.take(batch, slice(i, i + 1))
@@ -47,8 +47,8 @@ class LoopEngine:
                 vector = point.clone().requires_grad_(True)
                 with random_state(seed + i, theta.device), torch.enable_grad():  # same dropout masks at every point
                     value = self.loss.of_one(self.flat.views(vector), example)
-                    (gradient,) = torch.autograd.grad(value * loss_scale, vector)
-                u.add_(gradient, alpha=weight)
+                    (gradient,) = torch.autograd.grad(value * (up * loss_scale), vector)
+                u.add_(gradient, alpha=weight / up)
                 losses.append(value.detach())
             if scale is not None:
                 u.mul_(scale)

@@ -19,7 +19,10 @@ from fiberdp import _tree
 from fiberdp.engines.tracing import nodes, visit
 from fiberdp.flat import FlatParameters
 
-PRECISIONS = ("float32", "bf16")
+PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+FP16_SCALE = 2.0**10
+"""What losses are multiplied with in fp16, and gradients divided by: entries of an example's gradient down to 6e-11 are told from 0, and
+one above 64 makes its example not finite, which then contributes 0.  A constant: a scale that followed overflows would follow the data."""
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 
@@ -57,7 +60,10 @@ class Loss(nn.Module):
 
     multiplicity: K, augmented copies an example.  If K > 1, every leaf of a batch that an engine gets is [b, K, …]; one example is
     then a batch of K rows to loss_fn, and its loss is their mean.
-    precision: "float32", the parameters' own, or "bf16": products in bfloat16 (torch.autocast), in the forward and backward pass only.
+    precision: "float32", the parameters' own, or "bf16", "fp16": products in bfloat16 or float16 (torch.autocast), in the forward and
+    backward pass only.
+    compiled: parts of the model were given to torch.compile.  Engines run the layers as they were written, because compiled code hides
+    what per-example gradients are made of; outside the engines (evaluation) it stays compiled.
     """
 
     def __init__(self, module: nn.Module, loss_fn: LossFn, multiplicity: int = 1, precision: str = "float32") -> None:
@@ -66,20 +72,27 @@ class Loss(nn.Module):
         self.loss_fn = loss_fn
         self.multiplicity = multiplicity
         self.precision = precision
+        self.compiled = is_compiled(module)
 
     @property
     def exact(self) -> Loss:
         """The same in the parameters' own precision: what rules are chosen and engines compared by."""
         return Loss(self.module, self.loss_fn, self.multiplicity)
 
+    @property
+    def gradient_scale(self) -> float:
+        """Engines multiply losses with it and divide gradients by it, a power of two: half precision would lose small gradients."""
+        return FP16_SCALE if self.precision == "fp16" else 1.0
+
     def forward(self, batch: Any) -> Tensor:
-        return self.loss_fn(self.module, batch)
+        with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
+            return self.loss_fn(self.module, batch)
 
     def at(self, parameters: Mapping[str, Tensor], batch: Any, rows: int) -> Tensor:
         """The losses of `batch` with these parameters.  Raises ValueError unless there is one per example."""
-        device = next(iter(parameters.values())).device.type
+        device, half = next(iter(parameters.values())).device.type, PRECISIONS[self.precision]
         # without autocast's cache: it knows a weight by its address, and the points of a step have weights of their own
-        with torch.autocast(device, torch.bfloat16, cache_enabled=False) if self.precision == "bf16" else nullcontext():
+        with nullcontext() if half is None else torch.autocast(device, half, cache_enabled=False):
             losses = functional_call(self, {f"module.{name}": p for name, p in parameters.items()}, (batch,))
         if not isinstance(losses, Tensor) or losses.shape != (rows,):
             got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
@@ -87,7 +100,7 @@ class Loss(nn.Module):
                 f"loss_fn returned {got} for {rows} examples: a tensor of shape ({rows},), one loss per example, is needed, because each "
                 "example's gradient is clipped on its own. Use reduction='none' and average over tokens within an example."
             )
-        return losses.float() if losses.dtype == torch.bfloat16 else losses
+        return losses.float() if losses.dtype == half else losses
 
     def of_one(self, parameters: Mapping[str, Tensor], copies: Any) -> Tensor:
         """The loss of one example, a scalar: the mean over its K copies, the rows of `copies`."""
@@ -139,6 +152,21 @@ def warn_of_dropout(module: nn.Module) -> None:
                 stacklevel=4,
             )
             return
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the module or a part of it was given to torch.compile."""
+    return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in module.modules())
+
+
+def warn_of_compiled(module: nn.Module) -> None:
+    """One warning if `is_compiled`: legal, and of little use."""
+    if is_compiled(module):
+        warnings.warn(
+            "the model is compiled (torch.compile): training runs its layers as they were written, because compiled code hides what "
+            "per-example gradients are made of. Only evaluation gains from it.",
+            stacklevel=4,
+        )
 
 
 def check_loss(loss: Loss, parameters: Mapping[str, Tensor], row: Any) -> None:

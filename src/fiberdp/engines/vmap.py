@@ -87,11 +87,11 @@ class VmapEngine:
         """u per parameter, [b, *shape], and the raw losses at the first point."""
         tensors = tuple(leaf for leaf in _tree.leaves(batch) if isinstance(leaf, Tensor))
         u: dict[str, Tensor] = {}
-        losses = None
-        for weight, point in where:
+        losses, up = None, self.loss.gradient_scale
+        for weight, point in ((weight / up, point) for weight, point in where):
             with random_state(seed, point.device):  # the same dropout masks at every point
                 try:
-                    gradients, value = self._gradient(self.flat.views(point), tensors, batch, scale)
+                    gradients, value = self._gradient(self.flat.views(point), tensors, batch, up * scale)
                 except RuntimeError as error:
                     if self.loss.precision != "float32":
                         raise ValueError(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fiberdp.planning import Plan
     from fiberdp.trainer import Run
 
-_PRECISIONS = {"no": "float32", "bf16": "bf16"}
+_PRECISIONS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
 
 
 def private(accelerator: Accelerator, plan: Plan, model: nn.Module, loss_fn: LossFn, dataset: Any, **options: Any) -> Run:
@@ -21,7 +21,7 @@ def private(accelerator: Accelerator, plan: Plan, model: nn.Module, loss_fn: Los
     model: prepared or not.  dataset: the data set itself, because the plan's sampler draws the batches.  options: of `plan.private`.
 
     Guarantee: that of `fiberdp.trainer.Run`.  The run's model is `accelerator.unwrap_model(model)`, its forward as it was written.
-    Raises ValueError, in one line, for several processes, for a wrapper that shards or copies the model, for fp16 and fp8, for
+    Raises ValueError, in one line, for several processes, for a wrapper that shards or copies the model, for fp8, for
     gradient accumulation by the Accelerator; and for what `plan.private` refuses.
     """
     kind = getattr(accelerator.distributed_type, "value", accelerator.distributed_type)
@@ -32,8 +32,8 @@ def private(accelerator: Accelerator, plan: Plan, model: nn.Module, loss_fn: Los
         )
     if accelerator.mixed_precision not in _PRECISIONS:
         raise ValueError(
-            f"Accelerator(mixed_precision={accelerator.mixed_precision!r}): must be one of {', '.join(_PRECISIONS)}, because scaled losses "
-            "and their norms overflow, and a norm that is wrong bounds nothing. Use 'bf16'."
+            f"Accelerator(mixed_precision={accelerator.mixed_precision!r}): must be one of {', '.join(_PRECISIONS)}, because the "
+            "engines run in no other. Use 'bf16'."
         )
     if accelerator.gradient_accumulation_steps > 1:
         raise ValueError(

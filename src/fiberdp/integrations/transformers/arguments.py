@@ -56,7 +56,7 @@ class PrivacyArguments:
 USED = (
     "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate",
     "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "label_smoothing_factor", "bf16",
-    "logging_strategy", "logging_steps", "logging_first_step", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start",
+    "fp16", "logging_strategy", "logging_steps", "logging_first_step", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start",
     "save_strategy", "save_steps", "save_only_model", "save_total_limit", "load_best_model_at_end", "metric_for_best_model",
     "greater_is_better", "restore_callback_states_from_checkpoint", "remove_unused_columns", "train_sampling_strategy",
     "length_column_name",
@@ -91,7 +91,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "lr_scheduler_kwargs": ((None, {}), "the schedules that are taken have no further options. Leave it out"),
     "optim_args": ((None,), "the update is the method's, which has PrivacyArguments.options. Put them there"),
     "optim_target_modules": ((None,), "the optimizer sees released gradients of all trained parameters alike. Leave it out"),
-    "fp16": ((False,), "its loss scaling and its norms overflow, and a norm that is wrong bounds nothing. Use bf16=True"),
     "tf32": ((None, False), "products in TF32 are 1e-3 off, so that a norm, and with it the sensitivity, would be. Leave it out"),
     "activation_checkpointing": _CHECKPOINTING,
     "gradient_checkpointing": _CHECKPOINTING,

@@ -202,7 +202,7 @@ class PrivateTrainer(transformers.Trainer):
             source,
             keys=Keys.from_json(state["keys"]) if state else Keys.secret() if seed is None else Keys.seeded(seed),
             engine=state["engine"] if state else self.privacy_args.engine,
-            precision="bf16" if self.args.bf16 else "float32",
+            precision="bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32",
             micro_batch_size=self.args.per_device_train_batch_size,
         )
         run.prove()
@@ -365,6 +365,7 @@ class PrivateTrainer(transformers.Trainer):
             "seed": self.privacy_args.seed,
             "engine": self.privacy_args.engine,
             "bf16": self.args.bf16,
+            "fp16": self.args.fp16,
             "per_device_train_batch_size": self.args.per_device_train_batch_size,
             "train_sampling_strategy": str(getattr(self.args.train_sampling_strategy, "value", self.args.train_sampling_strategy)),
             "label_smoothing_factor": self.args.label_smoothing_factor,
@@ -373,7 +374,7 @@ class PrivateTrainer(transformers.Trainer):
     # ---- what the Trainer would do otherwise ----
 
     def _build_accelerator_args(self, **named: Any) -> dict[str, Any]:
-        """Without mixed precision: the Accelerator would patch the model's forward; bf16 is the engine's."""
+        """Without mixed precision: the Accelerator would patch the model's forward; half precision is the engine's."""
         return super()._build_accelerator_args(**named) | {"mixed_precision": "no"}
 
     @property
