@@ -182,10 +182,7 @@ static inline double NAME(multiply)(const T *left, const T *right, int64_t steps
     enum { W = NAME(LANES) };
     NAME(vector) sums[ROWS][2];
     UNROLL for (int i = 0; i < ROWS; i++)
-        UNROLL for (int j = 0; j < 2; j++) {
-            sums[i][j] = (NAME(vector)){0};
-            if (more) sums[i][j] = *(const NAME(unaligned) *)(tile + i * stride + j * W);
-        }
+        UNROLL for (int j = 0; j < 2; j++) sums[i][j] = (NAME(vector)){0};
     for (int64_t k = 0; k < steps; k++, left += ROWS, right += 2 * W) {
         NAME(vector) columns[2];
         UNROLL for (int j = 0; j < 2; j++) {
@@ -198,6 +195,8 @@ static inline double NAME(multiply)(const T *left, const T *right, int64_t steps
     NAME(vector) squares = {0};
     UNROLL for (int i = 0; i < ROWS; i++)
         UNROLL for (int j = 0; j < 2; j++) {
+            /* added here, not summed on from here: in one long sum of like terms all roundings may point the same way */
+            if (more) sums[i][j] += *(const NAME(unaligned) *)(tile + i * stride + j * W);
             *(NAME(unaligned) *)(tile + i * stride + j * W) = sums[i][j];
             squares += sums[i][j] * sums[i][j];
         }
