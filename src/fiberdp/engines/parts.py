@@ -106,12 +106,8 @@ class Outer:
         out = out.view(self.blocks[0].left.shape[2], self.blocks[0].right.shape[2])
         pairs = [self._weighted(block, factors) for block in self.blocks]
         product = compiled_product(out.dtype, out.device.type)
-        if (
-            product
-            and out.is_contiguous()
-            and len({len(left) for left, _ in pairs}) == 1
-            and len(pairs[0][0]) * out.numel() >= LEAST_PRODUCTS
-        ):
+        alike = {(len(factor), factor.dtype) for pair in pairs for factor in pair} == {(len(pairs[0][0]), out.dtype)}
+        if product and alike and out.is_contiguous() and len(pairs[0][0]) * out.numel() >= LEAST_PRODUCTS:
             product(pairs, out, fresh=fresh)
             return
         for left, right in pairs:
