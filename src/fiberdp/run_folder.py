@@ -74,7 +74,8 @@ def _finished(folder: Path | None, task: Task) -> dict[str, Any] | None:
     if path is None or not path.exists():
         return None
     record = json.loads(path.read_text())
-    if record["config"]["plan"]["method"] != json.loads(json.dumps(task.method.to_json())):
+    before, now = record["config"]["plan"]["method"], json.loads(json.dumps(task.method.to_json()))
+    if before | {"augmentation": None} != now | {"augmentation": None}:  # that is the recipe's, and its multiplicity one of the settings
         raise ValueError(
             f"{path.parent} was trained with other options of {task.method.name} than are asked for now: a row holds runs of one method. "
             "Choose another --out, or remove that run."
