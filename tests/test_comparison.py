@@ -207,3 +207,19 @@ def test_copies_of_examples_reach_the_runs_of_a_comparison(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["settings"]["multiplicity"] == 2
     (path,) = (tmp_path / "c" / "runs").glob("*/record.json")
     assert json.loads(path.read_text())["config"]["plan"]["method"]["augmentation"]["multiplicity"] == 2
+
+
+def test_settings_that_are_parts_of_the_method_are_no_other_method(tmp_path):
+    """Called again, a comparison with each of them finds its runs; a run of another augmentation is still refused."""
+    settings = {"multiplicity": 2, "averaging": 0.9, "scaling": 0.5, "exact_noise": True, "steps": 2}
+    asked = {"methods": ["dp-adamw"], "epsilons": [2.0], "seeds": 1, "out": tmp_path / "c", "workers": 1, **settings}
+    result = compare("digits", **asked)
+    heard = Heard()
+    assert compare("digits", **asked, observer=heard) == result
+    assert heard.all == [("planned", 1, 1)]
+    (path,) = (tmp_path / "c" / "runs").glob("*/record.json")
+    record = json.loads(path.read_text())
+    record["config"]["plan"]["method"]["augmentation"]["multiplicity"] = 3
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="was trained with other options of dp-adamw"):
+        compare("digits", **asked)

@@ -84,6 +84,10 @@ def _compiled(compiler: str, flags: tuple[str, ...], source: Path, kept: Path) -
 
 def _processor() -> bytes:
     """What tells one machine's instructions from another's."""
+    return os.uname().machine.encode() + b"".join(sorted(processor_lines(b"flags", b"Features", b"model name")))
+
+
+def processor_lines(*names: bytes) -> set[bytes]:
+    """The lines of these names in Linux's description of the processor, those of all cores."""
     lines = Path("/proc/cpuinfo").read_bytes().splitlines()
-    kept = {line for line in lines if line.split(b":")[0].strip() in (b"flags", b"Features", b"model name")}
-    return os.uname().machine.encode() + b"".join(sorted(kept))
+    return {line for line in lines if line.split(b":")[0].strip() in names}

@@ -79,15 +79,10 @@ def fit(
     one line if the disk refuses: what is in `out` can then be resumed.
     """
     chosen = recipe_named(recipe)
-    tuned = tuned_method(chosen, method, options or {})
-    if multiplicity is not None:
-        tuned = replace(tuned, augmentation=replace(_augmentation(chosen, tuned), multiplicity=multiplicity))
-    if averaging is not None:
-        tuned = replace(tuned, averaging=EMAWeights(decay=averaging))
-    if scaling is not None:
-        tuned = replace(tuned, scaling=SecondMoment(offset=scaling))
-    if exact_noise:
-        tuned = replace(tuned, mechanism=_exact(tuned.mechanism))
+    tuned = extended_method(
+        chosen, tuned_method(chosen, method, options or {}), multiplicity=multiplicity, averaging=averaging, scaling=scaling,
+        exact_noise=exact_noise,
+    )  # fmt: skip
     ranks = Ranks.joined()
     if unaccounted and ranks.count > 1:
         raise ValueError(
@@ -154,6 +149,28 @@ def tuned_method(recipe: Recipe, method: str | Method, options: dict[str, Any]) 
         return method_named(method, **{**recipe.options.get(method, {}), **options})
     if options:
         raise ValueError(f"options {', '.join(options)} with a composed method: it already says everything. Use dataclasses.replace on it.")
+    return method
+
+
+def extended_method(
+    recipe: Recipe,
+    method: Method,
+    *,
+    multiplicity: int | None = None,
+    averaging: float | None = None,
+    scaling: float | None = None,
+    exact_noise: bool = False,
+    **_: Any,
+) -> Method:
+    """The method that `fit` trains: `method` with the parts that these settings of `fit` put in.  Other settings are not looked at."""
+    if multiplicity is not None:
+        method = replace(method, augmentation=replace(_augmentation(recipe, method), multiplicity=multiplicity))
+    if averaging is not None:
+        method = replace(method, averaging=EMAWeights(decay=averaging))
+    if scaling is not None:
+        method = replace(method, scaling=SecondMoment(offset=scaling))
+    if exact_noise:
+        method = replace(method, mechanism=_exact(method.mechanism))
     return method
 
 

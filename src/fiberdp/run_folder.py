@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fiberdp._disk import make_folder, write_atomically
+from fiberdp.experiment import extended_method
 from fiberdp.methods import Method
+from fiberdp.recipes import recipe_named
 from fiberdp.record import differences, to_text
 from fiberdp.workers import Observer, records
 
@@ -37,7 +39,7 @@ def trained(
 
     settings: of `fiberdp.fit`, the same for all.  Raises ValueError if a finished run of that name was trained by another method.
     """
-    found = {task.name: record for task in tasks if (record := _finished(folder, task))}
+    found = {task.name: record for task in tasks if (record := _finished(folder, task, recipe, settings))}
     jobs = [(task.name, _job(recipe, task, folder, settings)) for task in tasks if task.name not in found]
     observer.planned(len(found), len(tasks))
     if jobs:
@@ -69,13 +71,13 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
         write_atomically(path, to_text(now))
 
 
-def _finished(folder: Path | None, task: Task) -> dict[str, Any] | None:
+def _finished(folder: Path | None, task: Task, recipe: Any, settings: dict[str, Any]) -> dict[str, Any] | None:
     path = None if folder is None else folder / "runs" / task.name / "record.json"
     if path is None or not path.exists():
         return None
     record = json.loads(path.read_text())
-    before, now = record["config"]["plan"]["method"], json.loads(json.dumps(task.method.to_json()))
-    if before | {"augmentation": None} != now | {"augmentation": None}:  # that is the recipe's, and its multiplicity one of the settings
+    asked = extended_method(recipe_named(recipe), task.method, **settings | task.rest)
+    if record["config"]["plan"]["method"] != json.loads(json.dumps(asked.to_json())):
         raise ValueError(
             f"{path.parent} was trained with other options of {task.method.name} than are asked for now: a row holds runs of one method. "
             "Choose another --out, or remove that run."
