@@ -16,6 +16,26 @@ from fiberdp.engines.sums import NORM_SLACK, add_weighted_rows_
 
 pytestmark = pytest.mark.skipif(compiled_gram(torch.float32) is None, reason="no C compiler with OpenMP here")
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-13}
+THREADS = (1, 2, 3)
+
+
+def each_number_of_threads():
+    before = torch.get_num_threads()
+    try:
+        for threads in THREADS:
+            torch.set_num_threads(threads)
+            yield threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Weighted products are compiled on every processor, not only where that pays."""
+    compiled_product.cache_clear()
+    monkeypatch.setattr("fiberdp.engines.compiled._narrow_products", lambda: True)
+    yield
+    compiled_product.cache_clear()
 
 
 def drawn(seed: int, dtype: torch.dtype, points: int) -> list[Block]:
@@ -124,14 +144,9 @@ def test_an_example_that_is_not_finite_spoils_no_other():
 def test_threads_and_other_examples_change_no_bit():
     blocks = drawn(7, torch.float32, 2)
     blocks = [Block(x.weight, x.left.repeat(9, 1, 1), x.right.repeat(9, 1, 1)) for x in blocks]
-    before = torch.get_num_threads()
-    found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append((*compiled_products(torch.float32)(blocks), *compiled_gram(torch.float32)(blocks[0], blocks[0])))
-    finally:
-        torch.set_num_threads(before)
+    found = [
+        (*compiled_products(torch.float32)(blocks), *compiled_gram(torch.float32)(blocks[0], blocks[0])) for _ in each_number_of_threads()
+    ]
     alone = [Block(x.weight, x.left[:1], x.right[:1]) for x in blocks]
     for total, squares, inner, diagonal in found:
         assert torch.equal(total, found[0][0])
@@ -165,14 +180,9 @@ def test_weighted_sums_of_rows(dtype, fresh):
 
 def test_weighted_sums_of_rows_by_any_number_of_threads():
     rows, factors = torch.randn(37, 10_001), torch.randn(37)
-    weighted, before, found = compiled_sum(torch.float32), torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(torch.empty(10_001))
-            weighted(rows, factors, found[-1], fresh=True)
-    finally:
-        torch.set_num_threads(before)
+    found = [torch.empty(10_001) for _ in THREADS]
+    for _, out in zip(each_number_of_threads(), found):
+        compiled_sum(torch.float32)(rows, factors, out, fresh=True)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
@@ -194,10 +204,9 @@ def test_weighted_sums_of_other_memory():
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.usefixtures("everywhere")
 def test_weighted_products_of_any_factors(dtype, monkeypatch):
     """By the compiled function, wherever torch's is as fast too, and by torch; what `out` held counts only if it is not fresh."""
-    compiled_product.cache_clear()
-    monkeypatch.setattr("fiberdp.engines.compiled._narrow_products", lambda: True)
     monkeypatch.setattr(parts, "LEAST_PRODUCTS", 0)
     for by_torch in (False, True):
         if by_torch:
@@ -214,31 +223,22 @@ def test_weighted_products_of_any_factors(dtype, monkeypatch):
                 out = torch.full_like(held, torch.nan) if fresh else held.clone()
                 Outer(blocks).add_weighted_(out, factors, fresh=fresh)
                 assert (out - right - (0 if fresh else held)).abs().max() <= TOLERANCE[dtype] * (size + 4)
-    compiled_product.cache_clear()
 
 
-def test_weighted_products_by_any_number_of_threads(monkeypatch):
-    compiled_product.cache_clear()
-    monkeypatch.setattr("fiberdp.engines.compiled._narrow_products", lambda: True)
+@pytest.mark.usefixtures("everywhere")
+def test_weighted_products_by_any_number_of_threads():
     pairs = [(torch.randn(500, 205), torch.randn(500, 70)) for _ in "12"]
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(torch.empty(205, 70))
-            compiled_product(torch.float32)(pairs, found[-1], fresh=True)
-    finally:
-        torch.set_num_threads(before)
-        compiled_product.cache_clear()
+    found = [torch.empty(205, 70) for _ in THREADS]
+    for _, out in zip(each_number_of_threads(), found):
+        compiled_product(torch.float32)(pairs, out, fresh=True)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("positions", [300, 4096, 16_384])
-def test_weighted_products_of_like_positions_stay_within_the_clip(positions, monkeypatch):
+@pytest.mark.usefixtures("everywhere")
+def test_weighted_products_of_like_positions_stay_within_the_clip(positions):
     """An example whose positions are all alike: in one long float32 sum the roundings add up (by 3.5e-6 at 4,096)."""
-    compiled_product.cache_clear()
-    monkeypatch.setattr("fiberdp.engines.compiled._narrow_products", lambda: True)
     for seed in range(30):
         generator = torch.Generator().manual_seed(seed)
         left, right = (torch.rand(1, 1, n, generator=generator).expand(1, positions, n).contiguous() for n in (16, 64))
@@ -246,4 +246,3 @@ def test_weighted_products_of_like_positions_stay_within_the_clip(positions, mon
         out = torch.empty(16, 64)
         Outer([Block(1.0, left, right)]).add_weighted_(out, torch.tensor([1 / (norm * (1 + NORM_SLACK[torch.float32]))]), fresh=True)
         assert float(out.double().norm()) <= 1
-    compiled_product.cache_clear()
